@@ -1,0 +1,1 @@
+"""Engine hooks. Thin: they translate an engine's calls and identities, nothing more."""

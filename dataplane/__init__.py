@@ -1,0 +1,1 @@
+"""Moving page bytes, with checksums. Knows neither prefixes nor tiers."""

@@ -1,0 +1,243 @@
+"""One frozen configuration: a TOML file, then `NEXUSKV_*` variables, then flags; later wins.
+
+Every bound, wait, queue and size of the system has its name here. Unknown keys and bad values are
+one clear error before anything opens. Built once in `main` or `connect`, then passed along; nothing
+else reads the environment.
+"""
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Final
+
+from nexuskv.errors import ConfigError
+
+ENV_PREFIX: Final = "NEXUSKV_"
+KIB: Final = 1024
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]iB|[KMGT]B|[KMGT])?", re.IGNORECASE)
+_POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `4096`, `64KiB`, `16GiB` (also `KB`, `K` …, all powers of 1024).
+
+    Raises:
+        ConfigError: the text is not a size, or not a whole number of bytes.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ConfigError(f"{text!r} is not a size such as 64MiB or 16GiB")
+    unit = (found[2] or "B").upper()
+    size = float(found[1]) * 1024 ** _POWERS[unit.rstrip("B").rstrip("I")]
+    if size != int(size):
+        raise ConfigError(f"{text!r} is not a whole number of bytes")
+    return int(size)
+
+
+def format_size(size_bytes: float) -> str:
+    """A size for people: `16GiB`, `1.5MiB`, `0B`."""
+    for unit, scale in (("TiB", 1024**4), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.4g}{unit}"
+    return f"{size_bytes:.0f}B"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one field of `Config` is read and shown. `unit` is `size`, `s`, `count` or `` (text)."""
+
+    help: str
+    unit: str = ""
+    least: float = 0
+    most: float = math.inf
+
+
+def _set(default: object, help_text: str, unit: str = "", least: float = 0, most: float = math.inf):  # type: ignore[no-untyped-def]  # a dataclass field stands for its value
+    return field(default=default, metadata={"setting": Setting(help_text, unit, least, most)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Every setting of daemon and client. Sizes in bytes, durations in seconds.
+
+    Raises:
+        ConfigError: a value has the wrong type or is outside its bounds.
+    """
+
+    # --- where things are
+    url: str = _set("", "daemon address for clients: unix:///path or tcp://host:port")
+    listen: str = _set("", "addresses the daemon listens on, separated by commas")
+    name: str = _set("default", "instance name: part of the default socket and segment paths")
+    segment_dir: str = _set("", "folder for segments; default /dev/shm/nexuskv-UID/NAME")
+    events: str = _set("", "zmq PUB address for events, e.g. tcp://127.0.0.1:0; empty: none")
+    http: str = _set("", "host:port for /metrics and /healthz; empty: none")
+    tenant: str = _set("default", "tenant this client acts for")
+    # --- host tier
+    host_memory: int = _set(GIB, "memory for pages, rounded down to whole chunks", "size", MIB)
+    chunk_bytes: int = _set(64 * MIB, "unit of memory given to one slot size", "size", MIB)
+    huge_pages: bool = _set(False, "ask for transparent huge pages in segments")
+    namespace_bytes_max: int = _set(0, "cap on one namespace's resident bytes; 0: none", "size")
+    quarantine_bytes: int = _set(
+        256 * MIB, "slots whose writer may still write; reserve is refused above", "size"
+    )
+    # --- bounds of the control plane
+    sessions_max: int = _set(1024, "open sessions", "count", 1)
+    namespaces_max: int = _set(1024, "namespaces known to the daemon", "count", 1)
+    session_namespaces_max: int = _set(1024, "namespaces opened by one session", "count", 1)
+    leases_max: int = _set(65536, "leases held at a time", "count", 1)
+    acquires_waiting_max: int = _set(1024, "acquires that wait for pages", "count", 1)
+    pins_max: int = _set(65536, "pinned pages", "count")
+    fragments_max: int = _set(65536, "fragment heads kept; the coldest goes first", "count", 1)
+    session_reserved_bytes: int = _set(
+        GIB, "bytes one session may hold reserved and uncommitted", "size", MIB
+    )
+    batch_pages_max: int = _set(65536, "pages one message may name", "count", 1)
+    message_bytes_max: int = _set(16 * MIB, "one control message", "size", 64 * KIB)
+    send_backlog_bytes: int = _set(
+        64 * MIB, "unsent replies to one session before it is closed", "size", 64 * KIB
+    )
+    lease_ttl_max_s: float = _set(600.0, "longest lease granted", "s", 0.001)
+    lease_margin_s: float = _set(0.5, "how much longer the daemon keeps a lease", "s")
+    pin_ttl_max_s: float = _set(86400.0, "longest pin granted", "s")
+    acquire_wait_max_s: float = _set(300.0, "longest wait of an acquire", "s")
+    acquire_group_bytes: int = _set(8 * MIB, "least bytes of a streamed group", "size", 1)
+    acquire_window_bytes: int = _set(
+        256 * MIB, "unreleased bytes streamed to one waiting acquire", "size", 1
+    )
+    session_idle_s: float = _set(60.0, "silence after which a remote session is dropped", "s", 0.1)
+    worker_queue_max: int = _set(1024, "commands waiting for the data plane", "count", 1)
+    events_backlog_max: int = _set(65536, "events kept for slow followers", "count", 1)
+    inspect_rows_max: int = _set(4096, "rows of one inspect page", "count", 1)
+    stop_timeout_s: float = _set(10.0, "how long a clean stop may take", "s", 0.1)
+    # --- client
+    connect_timeout_s: float = _set(2.0, "connecting and the first exchange", "s", 0.001)
+    request_timeout_s: float = _set(5.0, "one exchange with the daemon", "s", 0.001)
+    transfer_timeout_s: float = _set(30.0, "one get or put, all its batches", "s", 0.001)
+    backoff_min_s: float = _set(0.05, "first pause between reconnects", "s", 0.001)
+    backoff_max_s: float = _set(5.0, "longest pause between reconnects", "s", 0.001)
+    lease_ttl_s: float = _set(30.0, "lease of a get; renewed while it runs", "s", 0.001)
+    client_connections: int = _set(8, "sockets one client opens", "count", 1, 64)
+    client_batch_pages: int = _set(4096, "pages per message; longer calls are split", "count", 1)
+    copy_threads: int = _set(1, "threads of one native copy", "count", 1, 64)
+    releases_pending_max: int = _set(4096, "releases that wait for the next exchange", "count", 1)
+    views_max: int = _set(1024, "views open at a time", "count", 1)
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            _check(spec.name, spec.type, setting_of(spec.name), getattr(self, spec.name))
+        if self.chunk_bytes % 4096:
+            raise ConfigError(f"chunk_bytes {self.chunk_bytes} is not a multiple of 4096")
+        if self.host_memory < self.chunk_bytes:
+            raise ConfigError(
+                f"host_memory {format_size(self.host_memory)} is less than one chunk of "
+                f"{format_size(self.chunk_bytes)} (chunk_bytes)"
+            )
+        if self.backoff_min_s > self.backoff_max_s:
+            raise ConfigError(
+                f"backoff_min_s {self.backoff_min_s} exceeds backoff_max_s {self.backoff_max_s}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A config and where each value came from: `default`, `file PATH`, `env VAR` or `flag`."""
+
+    config: Config
+    sources: Mapping[str, str]
+
+
+def setting_of(name: str) -> Setting:
+    """The `Setting` of a config field."""
+    setting = Config.__dataclass_fields__[name].metadata["setting"]
+    assert isinstance(setting, Setting)
+    return setting
+
+
+def load_config(
+    *,
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> LoadedConfig:
+    """Build the one `Config`.
+
+    Args:
+        file: a TOML file of `key = value` lines; None reads `NEXUSKV_CONFIG` from `env`, if set.
+        env: the environment; None means this process's.
+        flags: values given on the command line or in code, text or typed; None values are skipped.
+
+    Raises:
+        ConfigError: an unreadable file, an unknown key, or a bad value; names the place.
+    """
+    env = os.environ if env is None else env
+    if file is None and env.get(ENV_PREFIX + "CONFIG"):
+        file = Path(env[ENV_PREFIX + "CONFIG"])
+    values: dict[str, object] = {}
+    sources = {spec.name: "default" for spec in fields(Config)}
+    for source, found in _layers(file, env, flags or {}):
+        for name, value in found.items():
+            if name not in sources:
+                raise ConfigError(f"unknown setting {name!r} from {source}")
+            values[name] = _read(name, value, source)
+            sources[name] = source.replace("env", f"env {ENV_PREFIX}{name.upper()}")
+    return LoadedConfig(Config(**values), sources)  # type: ignore[arg-type]  # _read typed each
+
+
+def _layers(
+    file: Path | None, env: Mapping[str, str], flags: Mapping[str, object]
+) -> list[tuple[str, Mapping[str, object]]]:
+    named = {
+        name.removeprefix(ENV_PREFIX).lower(): value
+        for name, value in env.items()
+        if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS
+    }
+    layers: list[tuple[str, Mapping[str, object]]] = []
+    if file is not None:
+        layers.append((f"file {file}", _read_file(file)))
+    layers.append(("env", named))
+    layers.append(("flag", {name: value for name, value in flags.items() if value is not None}))
+    return layers
+
+
+# Variables that steer the build and the command line; they are no settings.
+_NOT_SETTINGS: Final = frozenset({ENV_PREFIX + "CONFIG", ENV_PREFIX + "NATIVE"})
+
+
+def _read_file(file: Path) -> Mapping[str, object]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read configuration {file}: {exc}") from exc
+
+
+def _read(name: str, value: object, source: str) -> object:
+    """One raw value as its field's type."""
+    wanted = Config.__dataclass_fields__[name].type
+    if not isinstance(value, str):
+        return float(value) if wanted is float and type(value) is int else value
+    try:
+        if wanted is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[value.strip().lower()]
+        if wanted is int and setting_of(name).unit == "size":
+            return parse_size(value)
+        if wanted is int or wanted is float:
+            return wanted(value)
+    except (KeyError, ValueError) as exc:
+        raise ConfigError(f"setting {name} from {source} cannot be {value!r}") from exc
+    return value
+
+
+def _check(name: str, wanted: object, setting: Setting, value: object) -> None:
+    if type(value) is not wanted:
+        raise ConfigError(f"setting {name} cannot be {value!r}: it is a {wanted}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not setting.least <= value <= setting.most or value in (math.inf, -math.inf):
+            most = "" if setting.most == math.inf else f" and at most {setting.most:g}"
+            raise ConfigError(f"setting {name} is {value}, must be at least {setting.least:g}{most}")

@@ -1,0 +1,1 @@
+"""Where pages rest: capacity, slots and their headers. Knows no prefixes."""

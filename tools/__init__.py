@@ -1,0 +1,1 @@
+"""The `nexuskv` command and its benchmarks."""

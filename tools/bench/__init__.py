@@ -1,0 +1,1 @@
+"""Benchmarks, each reached as `nexuskv bench TOPIC`; each measures beside its limit."""
