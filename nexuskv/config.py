@@ -240,4 +240,6 @@ def _check(name: str, wanted: object, setting: Setting, value: object) -> None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not setting.least <= value <= setting.most or value in (math.inf, -math.inf):
             most = "" if setting.most == math.inf else f" and at most {setting.most:g}"
-            raise ConfigError(f"setting {name} is {value}, must be at least {setting.least:g}{most}")
+            raise ConfigError(
+                f"setting {name} is {value}, must be at least {setting.least:g}{most}"
+            )

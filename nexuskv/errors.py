@@ -41,7 +41,7 @@ class OutOfSpace(Refused):
 
 
 class LeaseExpired(Refused):
-    """The lease, reservation or session is unknown here, has ended, or belongs to another tenant."""
+    """A lease, reservation or session is unknown here, has ended, or is another tenant's."""
 
 
 class EpochChanged(Refused):

@@ -1,4 +1,4 @@
-"""Page keys: 8–64 opaque bytes that commit to the whole prefix up to and including a page.
+"""Page keys: 8-64 opaque bytes that commit to the whole prefix up to and including a page.
 
 All keys of a namespace have one length, so a chain travels and is matched as one joined blob.
 """
@@ -18,7 +18,7 @@ def check_key_bytes(key_bytes: int) -> None:
     """Check a namespace's key length in bytes.
 
     Raises:
-        ConfigError: it is outside 8–64.
+        ConfigError: it is outside 8-64.
     """
     if not KEY_BYTES_MIN <= key_bytes <= KEY_BYTES_MAX:
         raise ConfigError(
