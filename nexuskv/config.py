@@ -237,9 +237,8 @@ def _read(name: str, value: object, source: str) -> object:
 def _check(name: str, wanted: object, setting: Setting, value: object) -> None:
     if type(value) is not wanted:
         raise ConfigError(f"setting {name} cannot be {value!r}: it is a {wanted}")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if not setting.least <= value <= setting.most or value in (math.inf, -math.inf):
-            most = "" if setting.most == math.inf else f" and at most {setting.most:g}"
-            raise ConfigError(
-                f"setting {name} is {value}, must be at least {setting.least:g}{most}"
-            )
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if not setting.least <= value <= setting.most or math.isinf(value):
+        most = "" if math.isinf(setting.most) else f" and at most {setting.most:g}"
+        raise ConfigError(f"setting {name} is {value}, must be at least {setting.least:g}{most}")
