@@ -1,0 +1,58 @@
+"""Real daemons for whole-system tests. Every one is stopped, and nothing of it may be left."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nexuskv.tools.daemon_process import DaemonProcess, scratch_folder
+
+StartDaemon = Callable[..., DaemonProcess]
+
+
+@pytest.fixture
+def daemon_folder() -> Iterator[Path]:
+    """A private folder in shared memory, short enough for a socket's path."""
+    with scratch_folder("test") as folder:
+        yield folder
+
+
+@pytest.fixture
+def start_daemon(daemon_folder: Path) -> Iterator[StartDaemon]:
+    """Start daemons: `start_daemon(host_memory="256MiB", listen="tcp://127.0.0.1:0")`.
+
+    Flags are config fields; 256 MiB of pages unless said. Each gets a folder of its own. A test
+    that kills its daemon answers for what that left; all others must leave nothing behind.
+    """
+    started: list[DaemonProcess] = []
+
+    def start(**flags: object) -> DaemonProcess:
+        folder = daemon_folder / str(len(started))
+        folder.mkdir()
+        daemon = DaemonProcess(
+            folder, flags={"host_memory": "256MiB", "chunk_bytes": "16MiB", **flags}
+        )
+        started.append(daemon)
+        daemon.start()
+        return daemon
+
+    yield start
+    codes = [_end(daemon) for daemon in started]
+    assert not any(codes), "a daemon failed:\n" + "\n".join(each.log() for each in started)
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    """One running daemon with small defaults."""
+    return start_daemon()
+
+
+def _end(daemon: DaemonProcess) -> int:
+    """Stop a daemon that still runs; 0 or the exit status of a failed stop."""
+    if not daemon.running:
+        daemon.close()
+        return 0
+    daemon.thaw()
+    code = daemon.stop()
+    assert daemon.leftovers() == [], "a clean stop left files behind"
+    return code
