@@ -4,7 +4,7 @@ Store faults never reach an engine as exceptions: the client turns them into pag
 caller can see is `ConfigError` for its own mistakes and, from the low-level link, the rest.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 
@@ -57,7 +57,7 @@ class ProtocolError(NexusError):
 
 
 @contextmanager
-def translating(table: Mapping[type[BaseException], type[NexusError]]) -> Iterator[None]:
+def translating(table: Mapping[type[BaseException], type[NexusError]]) -> Generator[None]:
     """Turn a library's errors into ours where they enter, keeping the cause.
 
     Args:

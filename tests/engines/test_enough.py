@@ -21,8 +21,8 @@ def load() -> ModuleType:
         ('tests="2"', "2 tests passed, at least 3"),
         ('tests="0"', "0 tests passed"),
         ('tests="9" skipped="1"', "1 tests were skipped"),
-        ('tests="9" failures="2"', "2 tests failed"),
-        ('tests="9" errors="1"', "1 had errors"),
+        ('tests="9" failures="2"', "2 tests failed and 0"),
+        ('tests="9" errors="1"', "0 tests failed and 1 had errors"),
     ],
     ids=["enough", "too-few", "none", "skipped", "failed", "errors"],
 )
