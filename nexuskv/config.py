@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from nexuskv.errors import ConfigError
 
@@ -59,7 +59,9 @@ class Setting:
     most: float = math.inf
 
 
-def _set(default: object, help_text: str, unit: str = "", least: float = 0, most: float = math.inf):  # type: ignore[no-untyped-def]  # a dataclass field stands for its value
+def _set(  # typed Any because a dataclass field stands for its value
+    default: object, help_text: str, unit: str = "", least: float = 0, most: float = math.inf
+) -> Any:
     return field(default=default, metadata={"setting": Setting(help_text, unit, least, most)})
 
 
