@@ -1,0 +1,484 @@
+"""The host tier: page slots in named shared memory, and the headers that say what each one holds.
+
+Owns the slot table: this process alone writes it, clients map it read-only. Knows no prefixes, no
+sessions and no leases; the control plane says which slots to lend, publish and free.
+
+Invariants: a slot's header says WRITING before its descriptor can be handed out (I14) and READY
+only after everything else in it is written; a slot's generation grows each time it is lent or
+freed, and its upper half is the incarnation's, so a generation never means two owners; usage always
+equals a recount of the headers.
+
+Control thread, but for `populate_chunk`, which the worker thread calls. Nothing iterates over all
+slots: a tier of any size opens at once.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from nexuskv.errors import ConfigError, NexusError, OutOfSpace
+from nexuskv.tiers.chunks import ChunkLedger, ChunkStage, SlotArray
+from nexuskv.tiers.folder import FolderLock, check_space, find_leftovers, lock_folder
+from nexuskv.tiers.record import GENERATION_OFFSET, RECORD_BYTES, ParentState, SlotState
+from nexuskv.tiers.segment import (
+    HEADER_BYTES,
+    HOST_SEGMENT_ID,
+    INCARNATION_BYTES,
+    SLOT_ALIGN_BYTES,
+    Segment,
+    TableHeader,
+)
+from nexuskv.tiers.table import SlotTable
+
+__all__ = ["ABSENT", "SLOT_ALIGN_BYTES", "ChunkSlots", "HostTier", "SlotArray", "slot_bytes_of"]
+
+ABSENT: Final = 0xFFFF_FFFF
+"""The slot id that stands for no slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSlots:
+    """The slots of one chunk that are not free."""
+
+    slot_bytes: int
+    slots: SlotArray
+    states: npt.NDArray[np.uint8]  # one `SlotState` a slot
+
+
+class ChunkRow(NamedTuple):
+    """One chunk for inspection; `slot_bytes` 0 means spare. Counts of slots, free ones left out."""
+
+    chunk_index: int
+    slot_bytes: int
+    used: int
+    writing: int
+    quarantined: int
+    unlinked: int
+
+
+class SizeUsage(NamedTuple):
+    """Slots of one size, counted by what they do."""
+
+    slot_bytes: int
+    free: int
+    used: int
+    writing: int
+    quarantined: int
+    unlinked: int
+
+
+def slot_bytes_of(page_bytes: int, *, chunk_bytes: int) -> int:
+    """The slot size for pages of this size: rounded up to `SLOT_ALIGN_BYTES`.
+
+    Raises:
+        ConfigError: the page is empty or larger than a chunk.
+    """
+    slot_bytes = -(-page_bytes // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
+    if page_bytes <= 0 or slot_bytes > chunk_bytes:
+        raise ConfigError(
+            f"a page of {page_bytes} bytes does not fit a chunk of {chunk_bytes} bytes "
+            f"(chunk_bytes)"
+        )
+    return slot_bytes
+
+
+class HostTier:
+    """Slots in one shared-memory segment. `close` is idempotent; use `open` to make one."""
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        folder: Path,
+        capacity_bytes: int,
+        chunk_bytes: int,
+        huge_pages: bool,
+        incarnation: bytes,
+    ) -> "HostTier":
+        """Lock `folder`, discard what earlier runs left in it and make a new, empty segment.
+
+        Args:
+            folder: the instance's own folder, made with mode 0700 when missing.
+            capacity_bytes: rounded down to whole chunks. No memory is taken yet.
+            chunk_bytes: unit of memory given to one slot size, a multiple of 4096.
+            huge_pages: ask for huge pages when chunks are populated.
+            incarnation: 8 random bytes of this run of the daemon.
+
+        Raises:
+            ConfigError: a size is wrong, the filesystem cannot hold it, or the folder is in use.
+        """
+        header = _plan(folder, capacity_bytes, chunk_bytes, incarnation)
+        check_space(folder, header.capacity_bytes)
+        lock = lock_folder(folder)
+        try:
+            lock.discard_segments()
+            segment = Segment(folder, header)
+        except NexusError:
+            lock.close(remove=True)
+            raise
+        return cls(segment, lock, huge_pages=huge_pages, leftovers=find_leftovers(folder))
+
+    def __init__(
+        self, segment: Segment, lock: FolderLock, *, huge_pages: bool, leftovers: list[Path]
+    ) -> None:
+        header = segment.header
+        self.chunk_bytes = header.chunk_bytes
+        self.chunk_count = header.capacity_bytes // header.chunk_bytes
+        self.instance_id = header.instance_id
+        self.leftovers = leftovers
+        self._segment = segment
+        self._lock = lock
+        self._huge_pages = huge_pages
+        stride = header.chunk_bytes // SLOT_ALIGN_BYTES
+        self._ledger = ChunkLedger(
+            chunk_count=self.chunk_count, chunk_bytes=header.chunk_bytes, stride=stride
+        )
+        self._table = SlotTable(segment.records, segment.header.incarnation)
+
+    # --- supply of memory
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all chunks that have, or may still get, memory."""
+        return (self.chunk_count - self.failed_chunks) * self.chunk_bytes
+
+    @property
+    def populated_bytes(self) -> int:
+        """Bytes of the chunks that have memory."""
+        stages = (ChunkStage.SPARE, ChunkStage.CARVED)
+        return sum(map(self._ledger.stage_count, stages)) * self.chunk_bytes
+
+    @property
+    def spare_chunks(self) -> int:
+        """Chunks that have memory but no slot size yet."""
+        return self._ledger.stage_count(ChunkStage.SPARE)
+
+    @property
+    def failed_chunks(self) -> int:
+        """Chunks given up because their memory could not be had."""
+        return self._ledger.stage_count(ChunkStage.FAILED)
+
+    def slot_bytes_of(self, page_bytes: int) -> int:
+        """`slot_bytes_of` with this tier's chunks."""
+        return slot_bytes_of(page_bytes, chunk_bytes=self.chunk_bytes)
+
+    def segments_for_hello(self) -> list[list[object]]:
+        """The segments as `hello` tells them; the fields are those of docs/protocol.md."""
+        header = self._segment.header
+        return [[
+            HOST_SEGMENT_ID, str(self._segment.data_path), str(self._segment.table_path),
+            header.capacity_bytes, header.chunk_bytes, header.table_bytes,
+            HEADER_BYTES, RECORD_BYTES, GENERATION_OFFSET, header.instance_id,
+        ]]  # fmt: skip
+
+    def chunk_to_populate(self) -> int | None:
+        """The next chunk without memory; the same one until it is populated or has failed."""
+        return self._ledger.next_empty()
+
+    def populate_chunk(self, chunk_index: int) -> None:
+        """Reserve one chunk's memory. Worker thread; touches nothing that this object shares.
+
+        Raises:
+            OutOfSpace: the filesystem is full, or the tier is closed.
+        """
+        self._segment.populate(
+            chunk_index * self.chunk_bytes, self.chunk_bytes, huge_pages=self._huge_pages
+        )
+
+    def chunk_populated(self, chunk_index: int) -> None:
+        """The chunk has its memory: it becomes spare."""
+        self._ledger.settle(chunk_index, ChunkStage.SPARE)
+
+    def chunk_failed(self, chunk_index: int) -> None:
+        """The chunk cannot get memory: it is given up and capacity shrinks."""
+        self._ledger.settle(chunk_index, ChunkStage.FAILED)
+
+    def carve(self, slot_bytes: int) -> bool:
+        """Turn a spare chunk into free slots of this size.
+
+        Returns:
+            False when no chunk is spare, or the filesystem has no room for its slots' records.
+
+        Raises:
+            ConfigError: the size is no slot size.
+        """
+        self._check_slot_bytes(slot_bytes)
+        chunk_index = self._ledger.first_spare()
+        if chunk_index is None:
+            return False
+        first_slot = chunk_index * self._ledger.stride
+        try:
+            self._segment.reserve_records(first_slot, self._ledger.slots_in_chunk(slot_bytes))
+        except OutOfSpace:
+            return False
+        self._ledger.carve(chunk_index, slot_bytes)
+        return True
+
+    # --- slots
+
+    def free_count(self, slot_bytes: int) -> int:
+        """Free slots of this size."""
+        return self._ledger.total(slot_bytes, SlotState.FREE)
+
+    def take(
+        self,
+        slot_bytes: int,
+        count: int,
+        *,
+        pid: int,
+        start_time: int,
+        session: int,
+        page_bytes: int = 0,
+    ) -> SlotArray:
+        """Lend up to `count` free slots to a writer. Their headers name it before this returns.
+
+        Args:
+            slot_bytes: the slot size.
+            count: slots wanted.
+            pid: of the writer.
+            start_time: of the writer, clock ticks since boot; with `pid` it names one process.
+            session: of the writer.
+            page_bytes: real size of the pages to come; 0 means the whole slot.
+
+        Returns:
+            Slot ids, shape (n,), n <= count.
+        """
+        slots = self._ledger.take(slot_bytes, count)
+        if len(slots):
+            self._table.lend(
+                slots,
+                offsets_bytes=self._offsets(slots, slot_bytes),
+                size_bytes=page_bytes or slot_bytes,
+                writer=(pid, start_time, session),
+            )
+        return slots
+
+    def descriptors(self, slots: SlotArray, page_bytes: int) -> bytes:
+        """The wire form of the slots' descriptors: 32 bytes each, zeros where a slot is ABSENT."""
+        return self._table.descriptors(slots, page_bytes)
+
+    def publish(
+        self,
+        slots: SlotArray,
+        *,
+        namespace_id: bytes,
+        keys: bytes,
+        key_bytes: int,
+        parent_state: int,
+        parent: bytes,
+        epoch: int,
+        checksums: npt.NDArray[np.uint64],
+    ) -> None:
+        """Commit pages, in chain order, into slots that were lent.
+
+        The first page's parent is as given; every other one's is the page before it.
+
+        Args:
+            slots: shape (n,), distinct, all WRITING.
+            namespace_id: 16 bytes.
+            keys: n keys joined.
+            key_bytes: length of each.
+            parent_state: a `ParentState`.
+            parent: the key before the first one where `parent_state` is KEY; else ignored.
+            epoch: of the namespace.
+            checksums: shape (n,), one a page.
+
+        Raises:
+            ConfigError: a length disagrees, or a slot is not WRITING; nothing is changed.
+        """
+        if not len(slots):
+            return
+        self._table.check(slots, SlotState.WRITING)
+        self._table.publish(
+            slots,
+            namespace_id=namespace_id,
+            keys=keys,
+            key_bytes=key_bytes,
+            parent_state=ParentState(parent_state),
+            parent=parent,
+            epoch=epoch,
+            checksums=checksums,
+        )
+        self._ledger.move(slots, SlotState.WRITING, SlotState.READY)
+
+    def free(self, slots: SlotArray) -> None:
+        """Take slots back, whatever they hold: no header, a new generation, free.
+
+        Raises:
+            ConfigError: a slot is free already or named twice; nothing is changed.
+        """
+        if not len(slots):
+            return
+        before = self._table.check_taken(slots)
+        self._table.blank(slots, SlotState.FREE)
+        for state in np.unique(before).tolist():
+            self._ledger.move(slots[before == state], SlotState(state), SlotState.FREE)
+
+    def quarantine(self, slots: SlotArray) -> None:
+        """Keep lent slots out of use: their writer was revoked, but may still write.
+
+        Raises:
+            ConfigError: a slot is not WRITING, or named twice; nothing is changed.
+        """
+        if not len(slots):
+            return
+        self._table.check(slots, SlotState.WRITING)
+        self._table.quarantine(slots)
+        self._ledger.move(slots, SlotState.WRITING, SlotState.QUARANTINED)
+
+    def unlink(self, slots: SlotArray) -> None:
+        """Forget what committed slots hold, but leave bytes and generation to their readers.
+
+        After this no restart finds the pages; `free` ends it when the last lease has ended.
+
+        Raises:
+            ConfigError: a slot is not READY, or named twice; nothing is changed.
+        """
+        if not len(slots):
+            return
+        self._table.check(slots, SlotState.READY)
+        self._table.blank(slots, SlotState.UNLINKED)
+        self._ledger.move(slots, SlotState.READY, SlotState.UNLINKED)
+
+    def page_of(self, slot: int) -> tuple[bytes, bytes] | None:
+        """Namespace id and key of the page in a slot, from its header; None unless READY."""
+        return self._table.page_of(slot)
+
+    def state_of(self, slot: int) -> SlotState:
+        """The slot's state."""
+        return self._table.state_of(slot)
+
+    def generation_of(self, slot: int) -> int:
+        """The slot's generation; 0 before its first use."""
+        return self._table.generation_of(slot)
+
+    def checksum_of(self, slot: int) -> int:
+        """The checksum of the page that was last committed into the slot."""
+        return self._table.checksum_of(slot)
+
+    # --- chunks
+
+    def chunk_of(self, slot: int) -> int:
+        """Index of the chunk that the slot lies in."""
+        return slot // self._ledger.stride
+
+    def slots_of_chunk(self, chunk_index: int) -> ChunkSlots:
+        """The slots of one chunk that are not free, with their states, ascending."""
+        slot_bytes = self._ledger.slot_bytes_of(chunk_index)
+        first = chunk_index * self._ledger.stride
+        count = self._ledger.slots_in_chunk(slot_bytes) if slot_bytes else 0
+        states = self._table.states_between(first, first + count)
+        taken = np.flatnonzero(states)
+        return ChunkSlots(slot_bytes, (taken + first).astype(np.uint32), states[taken])
+
+    def release_chunk(self, chunk_index: int) -> None:
+        """Turn a chunk whose slots are all free back into a spare one.
+
+        Raises:
+            ConfigError: it has no slot size, or some of its slots are not free.
+        """
+        slot_bytes = self._ledger.slot_bytes_of(chunk_index)
+        free = self._ledger.count(chunk_index, SlotState.FREE)
+        if not slot_bytes or free != self._ledger.slots_in_chunk(slot_bytes):
+            raise ConfigError(
+                f"chunk {chunk_index} cannot be released: {free} free slots of {slot_bytes} bytes"
+            )
+        self._ledger.uncarve(chunk_index)
+
+    def chunks(self) -> list[ChunkRow]:
+        """One row for each chunk that has memory, ascending."""
+        return [
+            ChunkRow(
+                index,
+                self._ledger.slot_bytes_of(index),
+                self._ledger.count(index, SlotState.READY),
+                self._ledger.count(index, SlotState.WRITING),
+                self._ledger.count(index, SlotState.QUARANTINED),
+                self._ledger.count(index, SlotState.UNLINKED),
+            )
+            for index in self._ledger.populated()
+        ]
+
+    # --- usage
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of slots that hold committed pages."""
+        return self._bytes_in(SlotState.READY)
+
+    @property
+    def writing_bytes(self) -> int:
+        """Bytes of slots lent to writers."""
+        return self._bytes_in(SlotState.WRITING)
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """Bytes of slots whose writer may still write."""
+        return self._bytes_in(SlotState.QUARANTINED)
+
+    @property
+    def unlinked_bytes(self) -> int:
+        """Bytes of slots that only a reader's lease keeps."""
+        return self._bytes_in(SlotState.UNLINKED)
+
+    def usage_by_size(self) -> list[SizeUsage]:
+        """One row for each slot size that ever had a chunk, ascending."""
+        total = self._ledger.total
+        return [
+            SizeUsage(
+                size,
+                total(size, SlotState.FREE),
+                total(size, SlotState.READY),
+                total(size, SlotState.WRITING),
+                total(size, SlotState.QUARANTINED),
+                total(size, SlotState.UNLINKED),
+            )
+            for size in self._ledger.sizes()
+        ]
+
+    def close(self, *, unlink: bool) -> None:
+        """Close the files and give up the folder; with `unlink`, remove them. Idempotent."""
+        self._table.close()
+        self._segment.close(unlink=unlink)
+        self._lock.close(remove=unlink)
+
+    def _bytes_in(self, state: SlotState) -> int:
+        return sum(size * self._ledger.total(size, state) for size in self._ledger.sizes())
+
+    def _offsets(self, slots: SlotArray, slot_bytes: int) -> npt.NDArray[np.uint64]:
+        chunks, indexes = np.divmod(slots.astype(np.uint64), np.uint64(self._ledger.stride))
+        return chunks * np.uint64(self.chunk_bytes) + indexes * np.uint64(slot_bytes)
+
+    def _check_slot_bytes(self, slot_bytes: int) -> None:
+        if slot_bytes % SLOT_ALIGN_BYTES or not 0 < slot_bytes <= self.chunk_bytes:
+            raise ConfigError(
+                f"slot size {slot_bytes} is not a multiple of {SLOT_ALIGN_BYTES} between it and "
+                f"the chunk size {self.chunk_bytes}"
+            )
+
+
+def _plan(folder: Path, capacity_bytes: int, chunk_bytes: int, incarnation: bytes) -> TableHeader:
+    """The geometry of a new segment, checked."""
+    if chunk_bytes <= 0 or chunk_bytes % SLOT_ALIGN_BYTES:
+        raise ConfigError(f"chunk_bytes {chunk_bytes} is not a multiple of {SLOT_ALIGN_BYTES}")
+    chunk_count = capacity_bytes // chunk_bytes
+    slot_count = chunk_count * (chunk_bytes // SLOT_ALIGN_BYTES)
+    if chunk_count < 1 or slot_count >= ABSENT:
+        raise ConfigError(
+            f"host memory of {capacity_bytes} bytes is not between one chunk of {chunk_bytes} "
+            f"bytes and {ABSENT} slots of {SLOT_ALIGN_BYTES} bytes"
+        )
+    if len(incarnation) != INCARNATION_BYTES:
+        raise ConfigError(f"an incarnation has {INCARNATION_BYTES} bytes, got {len(incarnation)}")
+    return TableHeader(
+        capacity_bytes=chunk_count * chunk_bytes,
+        chunk_bytes=chunk_bytes,
+        table_bytes=HEADER_BYTES + slot_count * RECORD_BYTES,
+        incarnation=incarnation,
+        # An incarnation is random, so this names one segment; the folder tells machines' apart.
+        instance_id=xxhash.xxh3_128_digest(incarnation + str(folder.absolute()).encode()),
+    )

@@ -1,0 +1,228 @@
+"""What every slot holds: the shared record table, and private copies of its hot columns.
+
+Writes whole records only, a batch at a time, each with its own checksum. Descriptors and states
+are kept twice: in the records for clients and a later restart, in private arrays for speed and so
+that no answer depends on memory that another process can damage.
+
+Invariant: a slot's private state, generation and page checksum are those of its record.
+Control thread only.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from nexuskv.errors import ConfigError
+from nexuskv.tiers.arrays import lazy_zeros
+from nexuskv.tiers.chunks import SlotArray
+from nexuskv.tiers.record import (
+    NAMESPACE_ID_BYTES,
+    Batch,
+    ParentState,
+    Record,
+    SlotState,
+    decode,
+    new_batch,
+    seal,
+)
+
+_HOST_SEGMENT_ID: Final = 0
+_ONE_BYTE: Final = 1 << 32  # in the size half of a descriptor's first word
+
+# Words of a descriptor row.
+_OFFSET: Final = 1
+_CHECKSUM: Final = 2
+_GENERATION: Final = 3
+
+_SIZE_WORD: Final = 5  # of a record: its low half is `size_bytes`
+
+
+class SlotTable:
+    """State, generation and record of every slot."""
+
+    def __init__(self, records: npt.NDArray[np.uint64], incarnation: bytes) -> None:
+        """Start with every slot free.
+
+        Args:
+            records: shape (slots, 32), in shared memory.
+            incarnation: its first half becomes the upper half of every generation.
+        """
+        slot_count = len(records)
+        self._records: npt.NDArray[np.uint64] | None = records
+        self._states = lazy_zeros(slot_count, "u1")
+        # The row behind the last slot stays zero and answers for ABSENT.
+        self._rows = lazy_zeros((slot_count + 1) * 4, "<u8").reshape(-1, 4)
+        self._first_generation = np.uint64(int.from_bytes(incarnation[:4], "little") << 32)
+
+    # --- reading
+
+    def descriptors(self, slots: SlotArray, page_bytes: int) -> bytes:
+        """32 bytes a slot, zeros for ABSENT."""
+        rows = self._rows.take(slots, axis=0, mode="clip")
+        rows[:, 0] *= page_bytes
+        return rows.tobytes()
+
+    def state_of(self, slot: int) -> SlotState:
+        """The slot's state."""
+        return SlotState(int(self._states[slot]))
+
+    def generation_of(self, slot: int) -> int:
+        """The slot's generation; 0 before its first use."""
+        return int(self._rows[slot, _GENERATION])
+
+    def checksum_of(self, slot: int) -> int:
+        """The checksum last committed into the slot."""
+        return int(self._rows[slot, _CHECKSUM])
+
+    def states_between(self, first_slot: int, end_slot: int) -> npt.NDArray[np.uint8]:
+        """States of consecutive slots; a copy."""
+        return self._states[first_slot:end_slot].copy()
+
+    def page_of(self, slot: int) -> tuple[bytes, bytes] | None:
+        """Namespace id and key in the slot's record; None unless it is READY and intact."""
+        if self._states[slot] != SlotState.READY:
+            return None
+        record = self.record_of(slot)
+        return None if record is None else (record.namespace_id, record.key)
+
+    def record_of(self, slot: int) -> Record | None:
+        """The decoded record of a slot that was lent at least once; None when it is damaged."""
+        return decode(self._shared[slot].tobytes())
+
+    def check(self, slots: SlotArray, state: SlotState) -> None:
+        """Check that the slots are distinct and all in this state.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        if not bool((self.check_taken(slots) == state).all()):
+            wrong = slots[self._states[slots] != state]
+            raise ConfigError(
+                f"slot {wrong[0]} is {self.state_of(int(wrong[0])).name}, not {state.name}"
+            )
+
+    def check_taken(self, slots: SlotArray) -> npt.NDArray[np.uint8]:
+        """States of slots that must be distinct and not FREE.
+
+        Raises:
+            ConfigError: a slot does not exist, is free, or is named twice.
+        """
+        last = int(slots.max())
+        if last >= len(self._states):
+            raise ConfigError(f"slot {last} does not exist, there are {len(self._states)}")
+        states: npt.NDArray[np.uint8] = self._states[slots]
+        if not states.all():
+            raise ConfigError(f"slot {slots[states == SlotState.FREE][0]} is free already")
+        if len(slots) > 1:
+            ordered = np.sort(slots)
+            if bool((ordered[1:] == ordered[:-1]).any()):
+                raise ConfigError("a slot is named twice")
+        return states
+
+    # --- writing
+
+    def lend(
+        self,
+        slots: SlotArray,
+        *,
+        offsets_bytes: npt.NDArray[np.uint64],
+        size_bytes: int,
+        writer: tuple[int, int, int],
+    ) -> None:
+        """FREE → WRITING with a new generation; `writer` is (pid, start time, session)."""
+        batch = new_batch(len(slots))
+        batch["state"] = SlotState.WRITING
+        batch["size_bytes"] = size_bytes
+        batch["writer_pid"], batch["writer_start_time"], batch["writer_session"] = writer
+        # A row's size is one byte here: `descriptors` multiplies it by the namespace's size.
+        self._rows[slots, 0] = _HOST_SEGMENT_ID + _ONE_BYTE
+        self._rows[slots, _OFFSET] = offsets_bytes
+        self._rows[slots, _CHECKSUM] = 0
+        self._renew(slots)
+        self._store(slots, batch, SlotState.WRITING)
+
+    def publish(
+        self,
+        slots: SlotArray,
+        *,
+        namespace_id: bytes,
+        keys: bytes,
+        key_bytes: int,
+        parent_state: ParentState,
+        parent: bytes,
+        epoch: int,
+        checksums: npt.NDArray[np.uint64],
+    ) -> None:
+        """WRITING → READY; see `HostTier.publish`."""
+        parent = parent if parent_state is ParentState.KEY else b""
+        _check_pages(len(slots), namespace_id, keys, key_bytes, parent_state, parent, checksums)
+        batch = new_batch(len(slots))
+        batch["state"] = SlotState.READY
+        batch["size_bytes"] = self._shared[slots, _SIZE_WORD] & np.uint64(0xFFFF_FFFF)
+        batch["epoch"] = epoch
+        batch["checksum"] = checksums
+        batch["namespace_id"] = np.void(namespace_id)
+        batch["key_bytes"] = key_bytes
+        chain = np.frombuffer(keys, dtype=np.uint8).reshape(-1, key_bytes)
+        batch["key"][:, :key_bytes] = chain
+        batch["parent_state"] = ParentState.KEY
+        batch["parent"][1:, :key_bytes] = chain[:-1]
+        batch["parent_state"][0] = parent_state
+        batch["parent"][0, : len(parent)] = np.frombuffer(parent, dtype=np.uint8)
+        self._rows[slots, _CHECKSUM] = checksums
+        self._store(slots, batch, SlotState.READY)
+
+    def quarantine(self, slots: SlotArray) -> None:
+        """WRITING → QUARANTINED; the record goes on naming the writer."""
+        batch = np.ascontiguousarray(self._shared[slots]).view(new_batch(0).dtype)[:, 0]
+        batch["state"] = SlotState.QUARANTINED
+        self._store(slots, batch, SlotState.QUARANTINED)
+
+    def blank(self, slots: SlotArray, state: SlotState) -> None:
+        """Any state → FREE with a new generation, or → UNLINKED with the old one."""
+        batch = new_batch(len(slots))
+        batch["state"] = state
+        if state is SlotState.FREE:
+            self._renew(slots)
+        self._store(slots, batch, state)
+
+    def close(self) -> None:
+        """Let go of the shared records, so that they can be unmapped. Idempotent."""
+        self._records = None
+
+    def _renew(self, slots: SlotArray) -> None:
+        used = np.maximum(self._rows[slots, _GENERATION], self._first_generation)
+        self._rows[slots, _GENERATION] = used + np.uint64(1)
+
+    def _store(self, slots: SlotArray, batch: Batch, state: SlotState) -> None:
+        batch["slot"] = slots
+        batch["generation"] = self._rows[slots, _GENERATION]
+        seal(batch)
+        self._shared[slots] = batch.view("<u8").reshape(len(slots), -1)
+        self._states[slots] = state
+
+    @property
+    def _shared(self) -> npt.NDArray[np.uint64]:
+        assert self._records is not None, "the tier is closed"
+        return self._records
+
+
+def _check_pages(
+    count: int,
+    namespace_id: bytes,
+    keys: bytes,
+    key_bytes: int,
+    parent_state: ParentState,
+    parent: bytes,
+    checksums: npt.NDArray[np.uint64],
+) -> None:
+    if len(namespace_id) != NAMESPACE_ID_BYTES or len(keys) != count * key_bytes:
+        raise ConfigError(
+            f"{count} pages need {count} keys of {key_bytes} bytes and a namespace id of "
+            f"{NAMESPACE_ID_BYTES}, got {len(keys)} and {len(namespace_id)} bytes"
+        )
+    if len(checksums) != count:
+        raise ConfigError(f"{count} pages need as many checksums, got {len(checksums)}")
+    if parent_state is ParentState.KEY and len(parent) != key_bytes:
+        raise ConfigError(f"a parent key has {key_bytes} bytes here, got {len(parent)}")
