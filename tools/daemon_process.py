@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -27,7 +27,7 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 @contextlib.contextmanager
-def scratch_folder(purpose: str) -> Iterator[Path]:
+def scratch_folder(purpose: str) -> Generator[Path, None, None]:
     """A private folder for one daemon's socket and segments, removed at the end.
 
     It lies in shared memory where there is some: pages on a disk would be written out.
@@ -38,6 +38,11 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder)
+
+
+def interrupt_on_sigterm() -> None:
+    """End as Ctrl-C does, so that a terminated command stops its daemon and removes its files."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 class DaemonProcess:

@@ -1,5 +1,6 @@
 """Real daemons for whole-system tests. Every one is stopped, and nothing of it may be left."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ StartDaemon = Callable[..., DaemonProcess]
 @pytest.fixture
 def daemon_folder() -> Iterator[Path]:
     """A private folder in shared memory, short enough for a socket's path."""
-    with scratch_folder("test") as folder:
+    with scratch_folder(f"test-{os.getpid()}") as folder:
         yield folder
 
 

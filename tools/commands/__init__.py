@@ -1,0 +1,1 @@
+"""One file a group of commands; each lists its `Command` records, `tools/cli.py` joins them."""
