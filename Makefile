@@ -125,7 +125,7 @@ $(PROJECT_STAMP): | system-packages
 # The list is complete, so nothing is resolved: that keeps out the GPU and media packages vLLM
 # names but does not need here. If pip as configured cannot find torch's CPU build, the second
 # try looks at TORCH_INDEX too.
-$(VLLM_STAMP): $(VLLM_REQUIREMENTS) | setup
+$(VLLM_STAMP): | setup
 	@$(TRY); say "installing vLLM into .venv-vllm: minutes, and gigabytes"; \
 	rm -rf .venv-vllm; $(PYTHON) -m venv .venv-vllm; \
 	install=(.venv-vllm/bin/pip install -q --no-deps -r $(VLLM_REQUIREMENTS)); \
