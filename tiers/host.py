@@ -23,13 +23,13 @@ import xxhash
 from nexuskv.errors import ConfigError, NexusError, OutOfSpace
 from nexuskv.tiers.chunks import ChunkLedger, ChunkStage, SlotArray
 from nexuskv.tiers.folder import FolderLock, check_space, find_leftovers, lock_folder
-from nexuskv.tiers.record import GENERATION_OFFSET, RECORD_BYTES, ParentState, SlotState
+from nexuskv.tiers.record import RECORD_BYTES, ParentState, SlotState
 from nexuskv.tiers.segment import (
     HEADER_BYTES,
-    HOST_SEGMENT_ID,
     INCARNATION_BYTES,
     SLOT_ALIGN_BYTES,
     Segment,
+    SegmentRow,
     TableHeader,
 )
 from nexuskv.tiers.table import SlotTable
@@ -167,13 +167,12 @@ class HostTier:
         return slot_bytes_of(page_bytes, chunk_bytes=self.chunk_bytes)
 
     def segments_for_hello(self) -> list[list[object]]:
-        """The segments as `hello` tells them; the fields are those of docs/protocol.md."""
-        header = self._segment.header
-        return [[
-            HOST_SEGMENT_ID, str(self._segment.data_path), str(self._segment.table_path),
-            header.capacity_bytes, header.chunk_bytes, header.table_bytes,
-            HEADER_BYTES, RECORD_BYTES, GENERATION_OFFSET, header.instance_id,
-        ]]  # fmt: skip
+        """The segments as `hello` tells them."""
+        return [list(row) for row in self.segments()]
+
+    def segments(self) -> list[SegmentRow]:
+        """Where the segments lie and how they are cut."""
+        return [self._segment.row()]
 
     def chunk_to_populate(self) -> int | None:
         """The next chunk without memory; the same one until it is populated or has failed."""
@@ -450,8 +449,11 @@ class HostTier:
         return sum(size * self._ledger.total(size, state) for size in self._ledger.sizes())
 
     def _offsets(self, slots: SlotArray, slot_bytes: int) -> npt.NDArray[np.uint64]:
-        chunks, indexes = np.divmod(slots.astype(np.uint64), np.uint64(self._ledger.stride))
-        return chunks * np.uint64(self.chunk_bytes) + indexes * np.uint64(slot_bytes)
+        stride = np.uint64(self._ledger.stride)
+        wide = slots.astype(np.uint64)
+        offsets: npt.NDArray[np.uint64] = wide // stride * np.uint64(self.chunk_bytes)
+        offsets += wide % stride * np.uint64(slot_bytes)
+        return offsets
 
     def _check_slot_bytes(self, slot_bytes: int) -> None:
         if slot_bytes % SLOT_ALIGN_BYTES or not 0 < slot_bytes <= self.chunk_bytes:

@@ -13,7 +13,7 @@ import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,21 @@ class TableHeader:
         return cls(capacity, chunk, table, incarnation, instance)
 
 
+class SegmentRow(NamedTuple):
+    """What a reader must know to map a segment; the fields of docs/protocol.md, in its order."""
+
+    segment_id: int
+    data_path: str
+    table_path: str
+    capacity_bytes: int
+    chunk_bytes: int
+    table_bytes: int
+    header_bytes: int
+    record_bytes: int
+    generation_offset: int
+    instance_id: bytes
+
+
 class Segment:
     """The two open files and the daemon's mapping of the table.
 
@@ -105,6 +120,21 @@ class Segment:
         """The record table, shape (slots, 32), shared with every client's read-only mapping."""
         assert self._records is not None, "the segment is closed"
         return self._records
+
+    def row(self) -> SegmentRow:
+        """What readers must know."""
+        return SegmentRow(
+            segment_id=HOST_SEGMENT_ID,
+            data_path=str(self.data_path),
+            table_path=str(self.table_path),
+            capacity_bytes=self.header.capacity_bytes,
+            chunk_bytes=self.header.chunk_bytes,
+            table_bytes=self.header.table_bytes,
+            header_bytes=HEADER_BYTES,
+            record_bytes=RECORD_BYTES,
+            generation_offset=GENERATION_OFFSET,
+            instance_id=self.header.instance_id,
+        )
 
     def reserve_records(self, first_slot: int, count: int) -> None:
         """Make the records of `count` slots safe to touch, here and through clients' mappings.
