@@ -6,6 +6,7 @@ way they see it. Worker thread, but for `open` and `close`.
 
 from typing import Self
 
+from nexuskv.dataplane import native
 from nexuskv.dataplane.batch import Pages
 from nexuskv.dataplane.shm import SegmentMap, SegmentSpec
 from nexuskv.tiers.host import HostTier
@@ -40,6 +41,11 @@ class HostTools:
             table_bytes=row.table_bytes,
         )
         return cls(tier, SegmentMap.open(spec, writable=False))
+
+    @property
+    def native(self) -> str:
+        """Which copying code is in use."""
+        return native.NAME
 
     def populate_chunk(self, chunk_index: int) -> None:
         """Reserve one chunk's memory.

@@ -1,0 +1,52 @@
+"""Counters of the control plane: names → whole numbers, shown by `stats` and /metrics."""
+
+from typing import Final
+
+COUNTERS: Final[dict[str, str]] = {
+    "requests": "requests handled",
+    "errors": "requests answered with an error",
+    "protocol_errors": "malformed frames; each closed its session",
+    "internal_errors": "unexpected faults caught at the edge of a request",
+    "accept_failures": "connections that could not be accepted",
+    "sessions_opened": "sessions that said hello",
+    "sessions_refused": "connections refused because sessions_max are open",
+    "sessions_overflowed": "sessions closed because they did not take their replies",
+    "match_pages": "pages asked for by match",
+    "match_hits": "pages found by match",
+    "acquire_pages": "pages asked for by acquire",
+    "acquire_hits": "pages found by acquire, at once or after a wait",
+    "acquires_waiting_refused": "acquires that could not wait because too many do",
+    "reserved_pages": "slots lent to writers",
+    "committed_pages": "pages published",
+    "commits_lost": "commits of pages that another writer had published",
+    "commits_dropped": "commits discarded because the namespace was cleared",
+    "aborted_pages": "slots given back unfilled",
+    "no_space_pages": "pages refused because no slot could be had",
+    "evicted_pages": "pages evicted",
+    "removed_pages": "pages removed or cleared by request",
+    "corrupt_reports": "pages that a client reported as corrupt",
+    "corrupt_pages": "pages dropped because a second reading found them corrupt",
+    "chunks_moved": "chunks given to another slot size",
+    "quarantined_slots": "slots whose writer was lost while it might still write",
+    "quarantine_refusals": "reservations refused because quarantine is full",
+    "worker_queue_full": "commands dropped because the data plane's queue was full",
+    "chunks_failed": "chunks that could not be populated",
+    "events_sent": "events published",
+}
+
+
+class Counters:
+    """One number a name of `COUNTERS`; they only grow."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values = dict.fromkeys(COUNTERS, 0)
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Count `count` more; an unlisted name is a KeyError."""
+        self._values[name] += count
+
+    def snapshot(self) -> dict[str, int]:
+        """All counters by name."""
+        return dict(self._values)

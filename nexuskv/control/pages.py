@@ -1,0 +1,105 @@
+"""Resident pages: where the index, the host tier and the leases meet.
+
+Owns the rule that a slot is freed only when nobody reads it under a lease (I5): a page that leaves
+the index while leased stays where it is, unlinked, until its last lease ends.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from nexuskv.control.counters import Counters
+from nexuskv.control.events import EventStream
+from nexuskv.index.leases import Lease, LeaseTable
+from nexuskv.index.radix import Evicted
+from nexuskv.index.tree import ABSENT
+from nexuskv.tiers.host import HostTier, SlotArray
+
+
+def as_slots(slots: "array[int] | Sequence[int]") -> SlotArray:
+    """The index's slots as the tier wants them."""
+    if isinstance(slots, array):
+        return np.frombuffer(slots, dtype=np.uint32)
+    return np.asarray(slots, dtype=np.uint32)
+
+
+class Pages:
+    """Takes pages out of the index and their slots back into the tier; leases and returns them."""
+
+    def __init__(
+        self, *, tier: HostTier, leases: LeaseTable, events: EventStream, counters: Counters
+    ) -> None:
+        self.tier = tier
+        self.leases = leases
+        self._events = events
+        self._counters = counters
+        self._unlinked: set[int] = set()  # left the index, but leased
+
+    def is_free(self, slot: int) -> bool:
+        """Whether a page may be evicted: nobody leases it."""
+        return not self.leases.is_leased(slot)
+
+    def lease(
+        self,
+        slots: "array[int]",
+        *,
+        tenant: str,
+        request_id: bytes,
+        lease_id: int,
+        expires_s: float,
+    ) -> Lease:
+        """Lease the slots that are not ABSENT under `request_id`.
+
+        Raises:
+            LeaseExpired: `lease_id` is not 0 and that lease has ended.
+            OutOfSpace: leases_max are held.
+        """
+        if lease_id:
+            self.leases.renew(lease_id, tenant, expires_s)
+        held = slots
+        if ABSENT in slots:
+            held = array("I", [slot for slot in slots if slot != ABSENT])
+        return self.leases.take(
+            tenant=tenant, request_id=request_id, slots=held, expires_s=expires_s
+        )
+
+    def unleased(self, slots: Iterable[int]) -> None:
+        """These slots are leased by nobody now: free those whose page has left."""
+        if not self._unlinked:
+            return
+        ready = [slot for slot in slots if slot in self._unlinked]
+        if ready:
+            self._unlinked.difference_update(ready)
+            self.tier.free(as_slots(ready))
+
+    def unlink(self, slots: Sequence[int]) -> None:
+        """Pages that just left the index: free their slots, or keep them while they are leased."""
+        if not len(slots):
+            return
+        is_leased = self.leases.is_leased
+        leased = [slot for slot in slots if is_leased(slot)]
+        if leased:
+            self._unlinked.update(leased)
+            self.tier.unlink(as_slots(leased))
+            kept = set(leased)
+            slots = [slot for slot in slots if slot not in kept]
+        self.tier.free(as_slots(slots))
+
+    def evicted(self, pages: Sequence[Evicted]) -> None:
+        """Pages that the index gave up to make room; none of them is leased."""
+        if not pages:
+            return
+        self.tier.free(as_slots([page.slot for page in pages]))
+        self._counters.add("evicted_pages", len(pages))
+        by_namespace: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for page in pages:
+            by_namespace[page.tree.namespace_id].append(page.key)
+        for namespace_id, keys in by_namespace.items():
+            self._events.removed(namespace_id, b"".join(keys))
+
+    @property
+    def unlinked_count(self) -> int:
+        """Slots kept only because a lease has not ended."""
+        return len(self._unlinked)

@@ -1,0 +1,218 @@
+"""match, acquire, renew and release: the way of a get."""
+
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+
+from nexuskv.clock import Clock
+from nexuskv.config import Config
+from nexuskv.control.counters import Counters
+from nexuskv.control.joint import Held, joint_tokens, leading, pages_needed
+from nexuskv.control.namespaces import Namespace
+from nexuskv.control.pages import Pages, as_slots
+from nexuskv.control.peer import Peer
+from nexuskv.control.recheck import Recheck
+from nexuskv.control.sessions import Session
+from nexuskv.control.waiting import Waiter, Waiting
+from nexuskv.errors import ConfigError, LeaseExpired
+from nexuskv.index.tree import ABSENT
+from nexuskv.protocol import REQUEST_ID_BYTES_MAX, AcquireState
+from nexuskv.types import Kind
+
+Chain = tuple[Namespace, bytes]
+Reply = tuple[object, ...]
+
+
+class Reading:
+    """Handlers of the messages that find and lease pages."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        clock: Clock,
+        pages: Pages,
+        waiting: Waiting,
+        recheck: Recheck,
+        counters: Counters,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._pages = pages
+        self._waiting = waiting
+        self._recheck = recheck
+        self._counters = counters
+
+    def match(self, session: Session, body: list[object]) -> Reply:
+        """The joint hit of some chains; no lease."""
+        chains = self._chains(session, body[0])
+        if len(chains) == 1 and chains[0][0].record.kind is Kind.ATTENTION:
+            namespace, keys = chains[0]
+            count = namespace.tree.match(keys)
+            self._count_match(namespace, len(keys) // namespace.key_bytes, count)
+            return count * namespace.record.page_tokens, (_match_row(count),)
+        held = [Held(ns, ns.tree.find(keys, touch=False)) for ns, keys in chains]
+        tokens = joint_tokens(held)
+        rows: list[Reply] = []
+        for (namespace, keys), chain in zip(chains, held, strict=True):
+            count = pages_needed(namespace, tokens)
+            self._touch(namespace, keys, tokens=tokens, count=count)
+            self._count_match(namespace, len(chain.slots), count)
+            rows.append(_match_row(count))
+        return tokens, rows
+
+    def acquire(self, session: Session, body: list[object], peer: Peer, request_id: int) -> Reply:
+        """Lease what is held; arrange for the rest to follow when the caller waits."""
+        chains_raw, request, lease_id, ttl_ms, wait_ms = body
+        assert isinstance(request, bytes)
+        assert isinstance(lease_id, int)
+        assert isinstance(wait_ms, int)
+        if not 1 <= len(request) <= REQUEST_ID_BYTES_MAX:
+            raise ConfigError(
+                f"an acquire's request id has 1-{REQUEST_ID_BYTES_MAX} bytes, got {len(request)}"
+            )
+        ttl_s = self._ttl_s(ttl_ms)
+        if wait_ms > self._config.acquire_wait_max_s * 1000:
+            raise ConfigError(
+                f"a wait of {wait_ms} ms, at most {self._config.acquire_wait_max_s} s "
+                "(acquire_wait_max_s)"
+            )
+        chains = self._chains(session, chains_raw)
+        held = [Held(namespace, namespace.tree.find(keys)) for namespace, keys in chains]
+        slots = held[0].slots if len(held) == 1 else _joined(held)
+        hits = len(slots) - slots.count(ABSENT)
+        self._counters.add("acquire_pages", len(slots))
+        self._counters.add("acquire_hits", hits)
+        waits = wait_ms > 0 and hits < len(slots)
+        if hits or waits or lease_id:
+            lease = self._pages.lease(
+                slots,
+                tenant=session.tenant,
+                request_id=request,
+                lease_id=lease_id,
+                expires_s=self._clock.now() + ttl_s + self._config.lease_margin_s,
+            )
+            lease_id = lease.lease_id
+        state = AcquireState.COMPLETE if hits == len(slots) else AcquireState.DEADLINE
+        if waits:
+            state = self._waiting.add(
+                Waiter(
+                    peer=peer,
+                    session=session,
+                    frame_id=request_id,
+                    request_id=request,
+                    lease_id=lease_id,
+                    ttl_s=ttl_s,
+                    deadline_s=self._clock.now() + wait_ms / 1000,
+                ),
+                held,
+                chains,
+            )
+        descriptors = self._pages.tier.descriptors
+        tokens, rows = _joint_rows(held)
+        runs = [
+            (index, 0, descriptors(as_slots(chain.slots), chain.namespace.page_bytes), b"")
+            for index, chain in enumerate(held)
+        ]
+        return lease_id, int(state), tokens, rows, runs
+
+    def renew(self, session: Session, body: list[object]) -> Reply:
+        """Let a lease end later."""
+        lease_id, ttl_ms = body
+        assert isinstance(lease_id, int)
+        ttl_s = self._ttl_s(ttl_ms)
+        expires_s = self._clock.now() + ttl_s + self._config.lease_margin_s
+        self._pages.leases.renew(lease_id, session.tenant, expires_s)
+        return (ttl_ms,)
+
+    def release(self, session: Session, body: list[object]) -> Reply:
+        """End leases, or parts of them; take note of pages found corrupt."""
+        leases, parts, corrupt = body
+        assert isinstance(leases, list)
+        assert isinstance(parts, list)
+        assert isinstance(corrupt, list)
+        for row in corrupt:
+            self._recheck.reported(session, row)
+        count = 0
+        table = self._pages.leases
+        for lease_id in leases:
+            if type(lease_id) is not int:
+                raise ConfigError("a release names leases by number")
+            self._waiting.lease_released(lease_id, session.tenant)
+            # A lease that has ended by itself needs no release.
+            with suppress(LeaseExpired):
+                self._pages.unleased(table.release(lease_id, session.tenant))
+                count += 1
+        for part in parts:
+            count += self._release_part(session, part)
+        return (count,)
+
+    def _release_part(self, session: Session, part: object) -> int:
+        match part:
+            case [int(lease_id), number, bytes(keys)]:
+                namespace = session.namespace(number)
+            case _:
+                raise ConfigError("a released part is [lease, namespace, keys]")
+        namespace.key_count(keys, pages_max=self._config.batch_pages_max)
+        found = namespace.tree.find(keys, touch=False)
+        slots = array("I", [slot for slot in found if slot != ABSENT])
+        with suppress(LeaseExpired):
+            self._pages.unleased(self._pages.leases.release(lease_id, session.tenant, slots))
+        self._waiting.window_freed(lease_id, len(found) * namespace.slot_bytes)
+        return len(slots)
+
+    def _chains(self, session: Session, raw: object) -> list[Chain]:
+        """The `[namespace, keys]` pairs of a message, checked."""
+        assert isinstance(raw, list)
+        pages_left = self._config.batch_pages_max
+        chains: list[Chain] = []
+        for item in raw:
+            if type(item) is not list or len(item) != 2 or type(item[1]) is not bytes:
+                raise ConfigError("a chain is [namespace, keys]")
+            namespace = session.namespace(item[0])
+            pages_left -= namespace.key_count(item[1], pages_max=pages_left)
+            chains.append((namespace, item[1]))
+        if not chains:
+            raise ConfigError("a message of no chains")
+        return chains
+
+    def _ttl_s(self, ttl_ms: object) -> float:
+        assert isinstance(ttl_ms, int)
+        if not 1 <= ttl_ms <= self._config.lease_ttl_max_s * 1000:
+            raise ConfigError(
+                f"a lease of {ttl_ms} ms, at least 1 ms and at most "
+                f"{self._config.lease_ttl_max_s} s (lease_ttl_max_s)"
+            )
+        return ttl_ms / 1000
+
+    def _touch(self, namespace: Namespace, keys: bytes, *, tokens: int, count: int) -> None:
+        """A match counts as a use of the pages it would load."""
+        end = tokens // namespace.record.page_tokens * namespace.key_bytes
+        if count:
+            namespace.tree.find(keys[end - count * namespace.key_bytes : end])
+
+    def _count_match(self, namespace: Namespace, asked: int, found: int) -> None:
+        namespace.match_pages += asked
+        namespace.match_hits += found
+        self._counters.add("match_pages", asked)
+        self._counters.add("match_hits", found)
+
+
+def _match_row(count: int) -> Reply:
+    """`[page_count, [host_pages, ssd_pages], load_us]`: the daemon need not load host pages."""
+    return count, (count, 0), 0
+
+
+def _joint_rows(held: Sequence[Held]) -> tuple[int, list[Reply]]:
+    if len(held) == 1 and held[0].namespace.record.kind is Kind.ATTENTION:
+        count = leading(held[0].slots)
+        return count * held[0].page_tokens, [_match_row(count)]
+    tokens = joint_tokens(held)
+    return tokens, [_match_row(pages_needed(chain.namespace, tokens)) for chain in held]
+
+
+def _joined(held: Sequence[Held]) -> "array[int]":
+    slots = array("I")
+    for chain in held:
+        slots.extend(chain.slots)
+    return slots

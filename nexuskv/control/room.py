@@ -1,0 +1,195 @@
+"""Making room: free slots, then fresh chunks, then eviction, then a chunk of another slot size.
+
+`take` decides; the index knows the order of eviction, the tier knows the slots. Work is bounded:
+a chunk is weighed against eviction only once for each chunk's worth of evicted pages.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+from nexuskv.clock import Clock
+from nexuskv.config import Config
+from nexuskv.control.counters import Counters
+from nexuskv.control.namespaces import Namespace, Namespaces
+from nexuskv.control.pages import Pages
+from nexuskv.control.sessions import Session
+from nexuskv.index.radix import RadixIndex
+from nexuskv.index.tree import Tree
+from nexuskv.tiers.host import HostTier, SlotArray
+from nexuskv.tiers.record import SlotState
+
+_NOMINATING_PAGES: Final = 64  # coldest pages of another slot size whose chunks are weighed
+_CANDIDATES_MAX: Final = 4  # chunks weighed before none is given up
+_DESCENDANTS_MAX: Final = 65536  # counting the pages below a chunk stops here
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A chunk that may be given to another slot size, and what that would cost."""
+
+    chunk_index: int
+    keys: dict[Tree, list[bytes]]
+    page_count: int
+    descendant_count: int
+    mean_touch: float
+
+
+class Room:
+    """Finds slots for new pages."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        clock: Clock,
+        index: RadixIndex,
+        pages: Pages,
+        namespaces: Namespaces,
+        counters: Counters,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._index = index
+        self._pages = pages
+        self._namespaces = namespaces
+        self._counters = counters
+        # Slot size → pages evicted for it since a chunk was last weighed.
+        self._evicted_since: defaultdict[int, int] = defaultdict(int)
+
+    def take(self, namespace: Namespace, count: int, *, session: Session) -> SlotArray:
+        """Lend up to `count` slots to a session, making room as far as it can be made."""
+        process = session.process
+        assert process is not None
+        count = self._within_cap(namespace, count)
+        self._make(namespace.slot_bytes, count)
+        return self._tier.take(
+            namespace.slot_bytes,
+            count,
+            pid=process.pid,
+            start_time=process.start_time,
+            session=session.number,
+            page_bytes=namespace.page_bytes,
+        )
+
+    def trim(self) -> None:
+        """Evict fragments over fragments_max: call it after pages came or went."""
+        if self._index.fragments_over:
+            self._pages.evicted(
+                self._index.evict_overflow(is_free=self._pages.is_free, now=self._clock.now())
+            )
+
+    @property
+    def _tier(self) -> HostTier:
+        return self._pages.tier
+
+    def _within_cap(self, namespace: Namespace, count: int) -> int:
+        """Keep a namespace under namespace_bytes_max by evicting its own coldest pages."""
+        cap = self._config.namespace_bytes_max
+        if not cap:
+            return count
+        count = min(count, cap // namespace.slot_bytes)
+        over = namespace.tree.page_count + count - cap // namespace.slot_bytes
+        if over > 0:
+            self._evict(over, trees=[namespace.tree])
+            over = namespace.tree.page_count + count - cap // namespace.slot_bytes
+        return max(0, count - max(0, over))
+
+    def _make(self, slot_bytes: int, count: int) -> None:
+        """Bring the number of free slots of a size to `count`, if it can be."""
+        tier = self._tier
+        while tier.free_count(slot_bytes) < count:
+            if tier.carve(slot_bytes):
+                continue
+            short = count - tier.free_count(slot_bytes)
+            if self._should_weigh(slot_bytes) and self._take_chunk(slot_bytes):
+                continue
+            evicted = self._evict(short, group=slot_bytes)
+            self._evicted_since[slot_bytes] += evicted
+            if not evicted and not self._take_chunk(slot_bytes, any_age=True):
+                return
+
+    def _evict(
+        self, count: int, *, group: int | None = None, trees: list[Tree] | None = None
+    ) -> int:
+        evicted = self._index.evict(
+            count, is_free=self._pages.is_free, now=self._clock.now(), group=group, trees=trees
+        )
+        self._pages.evicted(evicted)
+        return len(evicted)
+
+    # --- giving memory to another slot size
+
+    def _should_weigh(self, slot_bytes: int) -> bool:
+        if self._evicted_since[slot_bytes] < self._tier.chunk_bytes // slot_bytes:
+            return False
+        self._evicted_since[slot_bytes] = 0
+        return True
+
+    def _take_chunk(self, slot_bytes: int, *, any_age: bool = False) -> bool:
+        """Free a chunk of another size when its pages are colder than what else would go.
+
+        With `any_age` the coldest chunk goes whatever its age: this size has nothing to evict.
+        """
+        own = self._index.coldest(slot_bytes)
+        candidates = [
+            candidate
+            for candidate in self._candidates(slot_bytes)
+            if any_age or own is None or candidate.mean_touch < own
+        ]
+        for candidate in sorted(candidates, key=_cost):
+            if self._empty(candidate):
+                self._tier.release_chunk(candidate.chunk_index)
+                self._counters.add("chunks_moved")
+                return True
+        return False
+
+    def _candidates(self, slot_bytes: int) -> list[Candidate]:
+        """The chunks that the coldest pages of other sizes lie in, and empty ones."""
+        nominated: dict[int, None] = {}
+        others = [u.slot_bytes for u in self._tier.usage_by_size() if u.slot_bytes != slot_bytes]
+        for chunk in self._tier.chunks():
+            in_use = chunk.used + chunk.writing + chunk.quarantined + chunk.unlinked
+            if chunk.slot_bytes in others and not in_use:
+                nominated[chunk.chunk_index] = None
+                break
+        for size in others:
+            for slot in self._index.front_slots(size, _NOMINATING_PAGES):
+                nominated.setdefault(self._tier.chunk_of(slot))
+        found = (self._weigh(index) for index in list(nominated)[: 2 * _CANDIDATES_MAX])
+        return [candidate for candidate in found if candidate is not None][:_CANDIDATES_MAX]
+
+    def _weigh(self, chunk_index: int) -> Candidate | None:
+        """What it takes to empty a chunk; None when somebody writes or reads there."""
+        used = self._tier.slots_of_chunk(chunk_index)
+        if (used.states != SlotState.READY).any():
+            return None
+        keys: defaultdict[Tree, list[bytes]] = defaultdict(list)
+        touches = descendants = 0
+        for slot in used.slots.tolist():
+            place = self._tier.page_of(slot)
+            if place is None or not self._pages.is_free(slot):
+                return None
+            tree = self._namespaces.by_id[place[0]].tree
+            keys[tree].append(place[1])
+            touches += self._index.coldness(tree, place[1]) or 0
+        for tree, names in keys.items():
+            descendants += sum(
+                self._index.descendant_count(tree, name, limit=_DESCENDANTS_MAX) for name in names
+            )
+        count = len(used.slots)
+        return Candidate(chunk_index, dict(keys), count, descendants, touches / max(1, count))
+
+    def _empty(self, candidate: Candidate) -> bool:
+        """Evict a chunk's pages and what hangs below them; False when one of them is busy."""
+        for tree, names in candidate.keys.items():
+            evicted = self._index.evict_subtrees(tree, names, is_free=self._pages.is_free)
+            if evicted is None:
+                return False
+            self._pages.evicted(evicted)
+        return True
+
+
+def _cost(candidate: Candidate) -> tuple[int, float]:
+    """Fewest pages first, then coldest."""
+    return candidate.page_count + candidate.descendant_count, candidate.mean_touch

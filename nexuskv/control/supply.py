@@ -1,0 +1,43 @@
+"""The supply of memory: chunks are populated by the worker one after another, in the background."""
+
+import logging
+from collections.abc import Callable
+
+from nexuskv.control.counters import Counters
+from nexuskv.tiers.host import HostTier
+from nexuskv.worker.commands import ChunkPopulated, PopulateChunk
+from nexuskv.worker.worker import Worker
+
+_LOG = logging.getLogger("nexuskv.control")
+
+
+class Supply:
+    """Keeps one populate command with the worker until every chunk has been tried."""
+
+    def __init__(
+        self, *, tier: HostTier, worker: Worker, counters: Counters, on_first: Callable[[], None]
+    ) -> None:
+        self._tier = tier
+        self._worker = worker
+        self._counters = counters
+        self._on_first: Callable[[], None] | None = on_first
+
+    def next(self) -> None:
+        """Ask for the next chunk, if any is left."""
+        chunk_index = self._tier.chunk_to_populate()
+        if chunk_index is not None and not self._worker.submit(PopulateChunk(chunk_index)):
+            self._counters.add("worker_queue_full")
+
+    def populated(self, result: ChunkPopulated) -> None:
+        """The worker has tried a chunk."""
+        if result.error is None:
+            self._tier.chunk_populated(result.chunk_index)
+        else:
+            self._tier.chunk_failed(result.chunk_index)
+            if self._tier.failed_chunks == 1:
+                _LOG.error("chunk %d has no memory: %s", result.chunk_index, result.error)
+            self._counters.add("chunks_failed")
+        on_first, self._on_first = self._on_first, None
+        if on_first is not None:
+            on_first()
+        self.next()

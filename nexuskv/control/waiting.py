@@ -1,0 +1,242 @@
+"""Acquires that wait for pages that other sessions are still to commit.
+
+Owns the table of waiting acquires, bounded by acquires_waiting_max. Each gets its pages in groups,
+leased as they are sent, within a window of bytes that releases make room in.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from nexuskv.clock import Clock
+from nexuskv.config import Config
+from nexuskv.control.counters import Counters
+from nexuskv.control.joint import Held
+from nexuskv.control.namespaces import Namespace
+from nexuskv.control.pages import Pages, as_slots
+from nexuskv.control.peer import Peer
+from nexuskv.control.sessions import Session
+from nexuskv.errors import LeaseExpired, OutOfSpace
+from nexuskv.index.tree import ABSENT
+from nexuskv.key import split_keys
+from nexuskv.protocol import REPLY, AcquireState, Type, encode
+
+Place = tuple[int, int]  # (chain index, page index) in the acquire
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One acquire that has been answered in part."""
+
+    peer: Peer
+    session: Session
+    frame_id: int
+    request_id: bytes
+    lease_id: int
+    ttl_s: float
+    deadline_s: float
+    chains: list[Namespace] = field(default_factory=list)
+    missing: dict[tuple[Namespace, bytes], list[Place]] = field(default_factory=dict)
+    ready: dict[tuple[Namespace, bytes], list[Place]] = field(default_factory=dict)
+    window_bytes: int = 0  # sent and not yet released
+
+    @property
+    def ready_bytes(self) -> int:
+        """Bytes of the pages that have come and not been sent."""
+        return sum(namespace.slot_bytes for namespace, _key in self.ready)
+
+
+class Waiting:
+    """All acquires that wait."""
+
+    def __init__(self, *, config: Config, clock: Clock, pages: Pages, counters: Counters) -> None:
+        self._config = config
+        self._clock = clock
+        self._pages = pages
+        self._counters = counters
+        self._waiters: set[Waiter] = set()
+        self._by_page: defaultdict[Namespace, dict[bytes, set[Waiter]]] = defaultdict(dict)
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def add(
+        self,
+        waiter: Waiter,
+        held: Sequence[Held],
+        chains: Sequence[tuple[Namespace, bytes]],
+    ) -> AcquireState:
+        """Let an acquire wait for the pages it lacks; ABORTED when too many wait already."""
+        if len(self._waiters) >= self._config.acquires_waiting_max:
+            self._counters.add("acquires_waiting_refused")
+            return AcquireState.ABORTED
+        waiter.chains = [namespace for namespace, _keys in chains]
+        for chain_index, (chain, (namespace, keys)) in enumerate(zip(held, chains, strict=True)):
+            names = split_keys(keys, namespace.key_bytes)
+            for page_index, slot in enumerate(chain.slots):
+                if slot == ABSENT:
+                    key = (namespace, names[page_index])
+                    waiter.missing.setdefault(key, []).append((chain_index, page_index))
+        self._waiters.add(waiter)
+        for namespace, name in waiter.missing:
+            self._by_page[namespace].setdefault(name, set()).add(waiter)
+        return AcquireState.MORE
+
+    def wants(self, namespace: Namespace) -> bool:
+        """Whether any acquire waits for pages of this namespace."""
+        return namespace in self._by_page
+
+    def committed(self, namespace: Namespace, keys: Sequence[bytes]) -> None:
+        """Pages became readable: pass them to whoever waits for them."""
+        table = self._by_page.get(namespace)
+        if not table:
+            return
+        touched: set[Waiter] = set()
+        for name in keys:
+            for waiter in table.pop(name, ()):
+                page = (namespace, name)
+                waiter.ready[page] = waiter.missing.pop(page)
+                touched.add(waiter)
+        if not table:
+            del self._by_page[namespace]
+        for waiter in touched:
+            self._send_if_worthwhile(waiter)
+
+    def cleared(self, namespace: Namespace) -> None:
+        """A namespace was cleared: acquires that wait for it are aborted."""
+        for waiter in [w for w in self._waiters if namespace in w.chains]:
+            self._finish(waiter, AcquireState.ABORTED)
+
+    def session_ended(self, session: Session) -> None:
+        """Nobody is there to answer any more."""
+        for waiter in [w for w in self._waiters if w.session is session]:
+            self._forget(waiter)
+
+    def lease_released(self, lease_id: int, tenant: str) -> None:
+        """The whole lease ended: what waits under it is aborted."""
+        for waiter in self._of_lease(lease_id):
+            if waiter.session.tenant == tenant:
+                self._finish(waiter, AcquireState.ABORTED)
+
+    def window_freed(self, lease_id: int, size_bytes: int) -> None:
+        """Pages of a lease were released: there is room for the next group."""
+        for waiter in self._of_lease(lease_id):
+            waiter.window_bytes = max(0, waiter.window_bytes - size_bytes)
+            self._send_if_worthwhile(waiter)
+
+    def abort_all(self) -> None:
+        """The daemon stops."""
+        for waiter in list(self._waiters):
+            self._finish(waiter, AcquireState.ABORTED)
+
+    def next_due(self) -> float | None:
+        """The earliest deadline."""
+        return min((waiter.deadline_s for waiter in self._waiters), default=None)
+
+    def tick(self, now_s: float) -> None:
+        """End the acquires whose wait is over."""
+        for waiter in [w for w in self._waiters if w.deadline_s <= now_s]:
+            self._finish(waiter, AcquireState.DEADLINE)
+
+    def _of_lease(self, lease_id: int) -> list[Waiter]:
+        if not self._waiters:
+            return []
+        return [waiter for waiter in self._waiters if waiter.lease_id == lease_id]
+
+    def _send_if_worthwhile(self, waiter: Waiter) -> None:
+        """Send what has come when it is the last, or a group, and the window has room."""
+        if not waiter.missing:
+            fits = waiter.window_bytes + waiter.ready_bytes <= self._config.acquire_window_bytes
+            if fits or not waiter.window_bytes:
+                self._finish(waiter, AcquireState.COMPLETE)
+                return
+        while waiter.ready_bytes >= self._config.acquire_group_bytes:
+            if waiter.window_bytes >= self._config.acquire_window_bytes:
+                return
+            self._send(waiter, AcquireState.MORE, limit_bytes=self._config.acquire_group_bytes)
+
+    def _finish(self, waiter: Waiter, state: AcquireState) -> None:
+        self._send(waiter, state, limit_bytes=None)
+
+    def _send(self, waiter: Waiter, state: AcquireState, *, limit_bytes: int | None) -> None:
+        """Lease and send ready pages, all of them or about `limit_bytes`."""
+        pages = self._take_ready(waiter, limit_bytes)
+        found: list[tuple[Place, int]] = []
+        gone = False
+        for (namespace, name), places in pages:
+            slot = namespace.tree.find(name)[0]
+            if slot == ABSENT:
+                gone = True
+                self._miss_again(waiter, (namespace, name), places)
+            else:
+                found += [(place, slot) for place in places]
+        if state is AcquireState.COMPLETE and gone:
+            state = AcquireState.MORE
+        if not self._lease(waiter, found):
+            state, found = AcquireState.ABORTED, []
+        self._counters.add("acquire_hits", len(found))
+        runs = list(self._runs(waiter, sorted(found)))
+        if state is not AcquireState.MORE:
+            self._forget(waiter)
+        if runs or state is not AcquireState.MORE:
+            body = (waiter.lease_id, int(state), 0, (), runs)
+            waiter.peer.send(encode(Type.ACQUIRE + REPLY, waiter.frame_id, body))
+
+    def _take_ready(
+        self, waiter: Waiter, limit_bytes: int | None
+    ) -> list[tuple[tuple[Namespace, bytes], list[Place]]]:
+        taken: list[tuple[tuple[Namespace, bytes], list[Place]]] = []
+        size_bytes = 0
+        for page in list(waiter.ready):
+            if limit_bytes is not None and size_bytes >= limit_bytes:
+                break
+            taken.append((page, waiter.ready.pop(page)))
+            size_bytes += page[0].slot_bytes
+        waiter.window_bytes += size_bytes
+        return taken
+
+    def _miss_again(
+        self, waiter: Waiter, page: tuple[Namespace, bytes], places: list[Place]
+    ) -> None:
+        """A page was evicted between its commit and its lease: wait for it again."""
+        waiter.window_bytes -= page[0].slot_bytes
+        waiter.missing[page] = places
+        self._by_page[page[0]].setdefault(page[1], set()).add(waiter)
+
+    def _lease(self, waiter: Waiter, found: list[tuple[Place, int]]) -> bool:
+        try:
+            self._pages.lease(
+                array("I", [slot for _place, slot in found]),
+                tenant=waiter.session.tenant,
+                request_id=waiter.request_id,
+                lease_id=waiter.lease_id,
+                expires_s=self._clock.now() + waiter.ttl_s + self._config.lease_margin_s,
+            )
+        except (LeaseExpired, OutOfSpace):
+            return False
+        return True
+
+    def _runs(
+        self, waiter: Waiter, found: list[tuple[Place, int]]
+    ) -> Iterator[tuple[int, int, bytes, bytes]]:
+        """Pages that follow one another in a chain travel as one run."""
+        start = 0
+        for at in range(1, len(found) + 1):
+            (chain, page), _slot = found[at - 1]
+            if at < len(found) and found[at][0] == (chain, page + 1):
+                continue
+            slots = as_slots([slot for _place, slot in found[start:at]])
+            blob = self._pages.tier.descriptors(slots, waiter.chains[chain].page_bytes)
+            yield chain, found[start][0][1], blob, b""
+            start = at
+
+    def _forget(self, waiter: Waiter) -> None:
+        self._waiters.discard(waiter)
+        for namespace, name in waiter.missing:
+            table = self._by_page[namespace]
+            table[name].discard(waiter)
+            if not table[name]:
+                del table[name]
+            if not table:
+                del self._by_page[namespace]

@@ -1,0 +1,204 @@
+"""reserve, commit and abort: the way of a put (I4)."""
+
+import numpy as np
+import numpy.typing as npt
+
+from nexuskv import UNKNOWN
+from nexuskv.config import Config
+from nexuskv.control.counters import Counters
+from nexuskv.control.events import EventStream
+from nexuskv.control.pages import Pages
+from nexuskv.control.room import Room
+from nexuskv.control.sessions import Reservation, Session
+from nexuskv.control.waiting import Waiting
+from nexuskv.errors import ConfigError, OutOfSpace, Refused
+from nexuskv.index.chains import Parent
+from nexuskv.key import split_keys
+from nexuskv.protocol import ParentState
+from nexuskv.tiers.host import ABSENT
+from nexuskv.types import PageStatus
+
+Reply = tuple[object, ...]
+Mask = npt.NDArray[np.bool_]
+Checksums = npt.NDArray[np.uint64]
+
+
+class Writing:
+    """Handlers of the messages that store pages."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        pages: Pages,
+        room: Room,
+        waiting: Waiting,
+        events: EventStream,
+        counters: Counters,
+        first_reservation: int,
+    ) -> None:
+        self._config = config
+        self._pages = pages
+        self._room = room
+        self._waiting = waiting
+        self._events = events
+        self._counters = counters
+        self._next_id = first_reservation
+
+    def reserve(self, session: Session, body: list[object]) -> Reply:
+        """Lend slots for the keys that are missing, in chain order, as far as there is room."""
+        number, keys = body
+        assert isinstance(keys, bytes)
+        if not session.writable:
+            raise Refused("only a local process that the daemon can see may write into segments")
+        namespace = session.namespace(number)
+        count = namespace.key_count(keys, pages_max=self._config.batch_pages_max)
+        missing = namespace.tree.missing(keys)
+        if not missing:
+            return 0, bytes([PageStatus.EXISTS]) * count, bytes(32 * count)
+        allowed = self._allowed(session, namespace.slot_bytes, len(missing))
+        lent = self._room.take(namespace, allowed, session=session)
+        slots = np.full(count, ABSENT, dtype=np.uint32)
+        slots[missing[: len(lent)]] = lent
+        statuses = bytearray([PageStatus.EXISTS]) * count
+        for at in missing:
+            statuses[at] = PageStatus.MISS
+        for at in missing[len(lent) :]:
+            statuses[at] = PageStatus.NO_SPACE
+        self._counters.add("reserved_pages", len(lent))
+        self._counters.add("no_space_pages", len(missing) - len(lent))
+        descriptors = self._pages.tier.descriptors(slots, namespace.page_bytes)
+        if not len(lent):
+            return 0, bytes(statuses), descriptors
+        reservation = Reservation(self._next_id, namespace, namespace.tree.epoch, keys, slots, lent)
+        self._next_id += 1
+        session.reservations[reservation.id] = reservation
+        session.reserved_bytes += reservation.size_bytes
+        return reservation.id, bytes(statuses), descriptors
+
+    def commit(self, session: Session, body: list[object]) -> Reply:
+        """Publish the filled slots of a reservation; first commit wins."""
+        reservation_id, parent_state, parent, done, checksums = body
+        assert isinstance(reservation_id, int)
+        assert isinstance(parent, bytes)
+        assert isinstance(done, bytes)
+        assert isinstance(checksums, bytes)
+        reservation = session.reservation(reservation_id)
+        count = len(reservation.slots)
+        if len(done) != count or len(checksums) != 8 * count:
+            raise ConfigError(
+                f"a commit of {count} pages has {len(done)} marks, {len(checksums)} checksum bytes"
+            )
+        parent_of_first = _parent(reservation, parent_state, parent)
+        session.take_reservation(reservation_id)
+        filled = np.frombuffer(done, dtype=np.uint8).astype(bool) & (reservation.slots != ABSENT)
+        unfilled = reservation.slots[~filled & (reservation.slots != ABSENT)]
+        self._pages.tier.free(unfilled)
+        self._counters.add("aborted_pages", len(unfilled))
+        statuses = np.full(count, PageStatus.DROPPED, dtype=np.uint8)
+        if reservation.epoch != reservation.namespace.tree.epoch:
+            dropped = reservation.slots[filled]
+            self._pages.tier.free(dropped)
+            self._counters.add("commits_dropped", len(dropped))
+            return (statuses.tobytes(),)
+        sums = np.frombuffer(checksums, dtype="<u8")
+        for start, end in _spans(filled):
+            before = parent_of_first if start == 0 else reservation.key(start - 1)
+            won = self._publish(reservation, before, start, end, sums)
+            statuses[start:end] = np.where(won, PageStatus.STORED, PageStatus.EXISTS)
+        self._room.trim()
+        return (statuses.tobytes(),)
+
+    def abort(self, session: Session, body: list[object]) -> Reply:
+        """The writer says that nothing writes into its slots any more."""
+        (reservation_id,) = body
+        assert isinstance(reservation_id, int)
+        reservation = session.take_reservation(reservation_id)
+        self._pages.tier.free(reservation.lent)
+        self._counters.add("aborted_pages", len(reservation.lent))
+        return (len(reservation.lent),)
+
+    def _allowed(self, session: Session, slot_bytes: int, wanted: int) -> int:
+        """How many slots this session may get now."""
+        quarantined = self._pages.tier.quarantined_bytes
+        if quarantined >= self._config.quarantine_bytes and quarantined:
+            self._counters.add("quarantine_refusals")
+            raise OutOfSpace(
+                f"{quarantined} bytes are in quarantine, at most {self._config.quarantine_bytes} "
+                "(quarantine_bytes)"
+            )
+        left = self._config.session_reserved_bytes - session.reserved_bytes
+        return min(wanted, max(0, left // slot_bytes))
+
+    def _publish(
+        self,
+        reservation: Reservation,
+        before: Parent,
+        start: int,
+        end: int,
+        sums: Checksums,
+    ) -> Mask:
+        """Publish pages [start, end) of a reservation under `before`; True where it won."""
+        namespace = reservation.namespace
+        width = namespace.key_bytes
+        keys = reservation.keys[start * width : end * width]
+        slots = reservation.slots[start:end]
+        losers = namespace.tree.insert(before, keys, slots.tolist())
+        won = ~np.isin(slots, losers) if losers else np.ones(len(slots), dtype=bool)
+        state, parent = _on_record(before)
+        self._pages.tier.publish(
+            slots,
+            namespace_id=namespace.id,
+            keys=keys,
+            key_bytes=width,
+            parent_state=state,
+            parent=parent,
+            epoch=reservation.epoch,
+            checksums=sums[start:end],
+        )
+        if losers:
+            self._pages.tier.free(slots[~won])
+        self._counters.add("committed_pages", int(won.sum()))
+        self._counters.add("commits_lost", len(losers))
+        self._announce(reservation, before, start, won)
+        return won
+
+    def _announce(self, reservation: Reservation, before: Parent, start: int, won: Mask) -> None:
+        """Tell followers, and the acquires that wait for these pages."""
+        namespace = reservation.namespace
+        width = namespace.key_bytes
+        for first, last in _spans(won):
+            state, parent = _on_record(before if first == 0 else reservation.key(start + first - 1))
+            keys = reservation.keys[(start + first) * width : (start + last) * width]
+            self._events.stored(namespace.id, parent_state=state, parent=parent, keys=keys)
+            if self._waiting.wants(namespace):
+                self._waiting.committed(namespace, split_keys(keys, width))
+
+
+def _parent(reservation: Reservation, parent_state: object, parent: bytes) -> Parent:
+    """The parent that a commit names, checked."""
+    width = reservation.namespace.key_bytes
+    if parent_state == ParentState.KEY:
+        if len(parent) != width:
+            raise ConfigError(
+                f"keys of this namespace have {width} bytes, the parent {len(parent)}"
+            )
+        return parent
+    if parent_state == ParentState.UNKNOWN:
+        return UNKNOWN
+    if parent_state == ParentState.ROOT:
+        return None
+    raise ConfigError(f"parent_state {parent_state} is none of 0 (root), 1 (key), 2 (unknown)")
+
+
+def _on_record(parent: Parent) -> tuple[ParentState, bytes]:
+    """A parent as headers and events carry it."""
+    if isinstance(parent, bytes):
+        return ParentState.KEY, parent
+    return (ParentState.ROOT if parent is None else ParentState.UNKNOWN), b""
+
+
+def _spans(filled: Mask) -> list[tuple[int, int]]:
+    """The runs of True as (start, end)."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], filled.view(np.uint8), [0]))))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -1,0 +1,87 @@
+"""Starts the daemon: the tier, the worker and the control loop, and ends them in order."""
+
+import gc
+import logging
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+from nexuskv.clock import MonotonicClock
+from nexuskv.config import Config, default_url
+from nexuskv.control.control import Control
+from nexuskv.protocol import INCARNATION_BYTES
+from nexuskv.tiers.host import HostTier
+from nexuskv.worker.host import HostTools
+from nexuskv.worker.worker import Worker
+
+_LOG = logging.getLogger("nexuskv.serve")
+
+
+def serve(config: Config) -> int:
+    """Run a daemon until SIGTERM or SIGINT, then stop clean.
+
+    Prints `nexuskv: ready URL …` on stderr once pages can be stored.
+
+    Returns:
+        0, the exit status of a clean stop.
+
+    Raises:
+        ConfigError: something of the configuration cannot be had; nothing stays behind.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    incarnation = secrets.token_bytes(INCARNATION_BYTES)
+    tier = HostTier.open(
+        folder=segment_folder(config),
+        capacity_bytes=config.host_memory,
+        chunk_bytes=config.chunk_bytes,
+        huge_pages=config.huge_pages,
+        incarnation=incarnation,
+    )
+    for path in tier.leftovers:
+        _LOG.warning("%s was left behind by a daemon that is gone; remove it by hand", path)
+    try:
+        tools = HostTools.open(tier)
+        worker = Worker(queue_max=config.worker_queue_max, run=tools)
+        try:
+            _serve(config, tier, worker, incarnation, tools.native)
+        finally:
+            worker.close(config.stop_timeout_s)
+            tools.close()
+    finally:
+        tier.close(unlink=True)
+    return 0
+
+
+def _serve(config: Config, tier: HostTier, worker: Worker, incarnation: bytes, native: str) -> None:
+    control = Control(
+        config=config,
+        clock=MonotonicClock(),
+        tier=tier,
+        worker=worker,
+        incarnation=incarnation,
+        native=native,
+    )
+
+    def ready() -> None:
+        print("nexuskv: ready", *control.urls, file=sys.stderr, flush=True)
+
+    worker.start()
+    control.open(on_ready=ready)
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: control.stop())
+        # Reference counts free everything here; a collection would stop the loop for long.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        control.run()
+    finally:
+        control.close()
+
+
+def segment_folder(config: Config) -> Path:
+    """Where this instance keeps its segments."""
+    if config.segment_dir:
+        return Path(config.segment_dir)
+    return Path(default_url(config).removeprefix("unix://")).parent
