@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-class _Unknown:
+class Unknown:
     """The type of `UNKNOWN`."""
 
     __slots__ = ()
@@ -21,10 +21,10 @@ class _Unknown:
         return "nexuskv.UNKNOWN"
 
 
-UNKNOWN: Final = _Unknown()
+UNKNOWN: Final = Unknown()
 """The parent of pages whose preceding page is not known: they become a fragment of the index."""
 
-__all__ = ["UNKNOWN", "__version__", "connect"]
+__all__ = ["UNKNOWN", "Unknown", "__version__", "connect"]
 
 
 def __getattr__(name: str) -> object:
