@@ -66,6 +66,8 @@ RECORD_DTYPE: Final = np.dtype(
 )  # fmt: skip
 """One record as a numpy row; the same bytes as `Record.encode`."""
 
+_SEAL_DTYPE: Final = np.dtype([("own", "<u8"), ("hashed", f"V{RECORD_BYTES - _HASHED_FROM}")])
+
 Batch: TypeAlias = npt.NDArray[np.void]
 """Records, dtype `RECORD_DTYPE`, shape (n,), C-contiguous."""
 
@@ -184,12 +186,9 @@ def new_batch(count: int) -> Batch:
 
 def seal(batch: Batch) -> None:
     """Write each record's own checksum: the last step before a batch is stored."""
-    raw = memoryview(batch.tobytes())
-    hashes = (
-        xxhash.xxh3_64_intdigest(raw[at + _HASHED_FROM : at + RECORD_BYTES])
-        for at in range(0, len(raw), RECORD_BYTES)
-    )
-    batch["own_checksum"] = np.fromiter(hashes, dtype=np.uint64, count=len(batch))
+    bodies: list[bytes] = batch.view(_SEAL_DTYPE)["hashed"].tolist()
+    hashes = map(xxhash.xxh3_64_intdigest, bodies)
+    batch["own_checksum"] = np.fromiter(hashes, dtype=np.uint64, count=len(bodies))
 
 
 def _own_checksum(raw: bytes) -> int:

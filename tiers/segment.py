@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from nexuskv.errors import ConfigError, OutOfSpace
 from nexuskv.tiers.populate import advise_huge, allocate
-from nexuskv.tiers.record import FORMAT_VERSION, GENERATION_OFFSET, RECORD_BYTES
+from nexuskv.tiers.record import (
+    FORMAT_VERSION,
+    GENERATION_OFFSET,
+    RECORD_BYTES,
+    RECORD_DTYPE,
+    Batch,
+)
 
 MAGIC: Final = b"NEXUSKV\0"
 HEADER_BYTES: Final = 4096
@@ -31,7 +36,6 @@ INSTANCE_ID_BYTES: Final = 16
 HOST_SEGMENT_ID: Final = 0
 
 _HEADER: Final = struct.Struct("<8sIIIIIIQQQ8s16s")
-_WORDS: Final = RECORD_BYTES // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class SegmentRow(NamedTuple):
 class Segment:
     """The two open files and the daemon's mapping of the table.
 
-    `records` has one row of 32 u64 for each slot id. Only rows in regions that `reserve_records`
+    `records` has one record for each slot id. Only rows in regions that `reserve_records`
     covered may be touched: beyond them lie holes.
     """
 
@@ -111,13 +115,13 @@ class Segment:
             self._close_files()
             self._unlink()
             raise ConfigError(f"cannot make a segment in {folder}: {exc}") from exc
-        self._records: npt.NDArray[np.uint64] | None = np.frombuffer(
-            self._map, dtype="<u8", offset=HEADER_BYTES
-        ).reshape(-1, _WORDS)
+        self._records: Batch | None = np.frombuffer(
+            self._map, dtype=RECORD_DTYPE, offset=HEADER_BYTES
+        )
 
     @property
-    def records(self) -> npt.NDArray[np.uint64]:
-        """The record table, shape (slots, 32), shared with every client's read-only mapping."""
+    def records(self) -> Batch:
+        """The record table, shape (slots,), shared with every client's read-only mapping."""
         assert self._records is not None, "the segment is closed"
         return self._records
 
