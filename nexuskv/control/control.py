@@ -35,8 +35,7 @@ from nexuskv.errors import ConfigError
 from nexuskv.index.leases import LeaseTable
 from nexuskv.index.radix import RadixIndex
 from nexuskv.tiers.host import HostTier
-from nexuskv.worker.commands import ChunkPopulated
-from nexuskv.worker.worker import Worker
+from nexuskv.worker.commands import ChunkPopulated, CommandQueue
 
 if TYPE_CHECKING:
     from nexuskv.control.remote import RemoteCarrier
@@ -51,7 +50,7 @@ class Control:
         config: Config,
         clock: Clock,
         tier: HostTier,
-        worker: Worker,
+        worker: CommandQueue,
         incarnation: bytes,
         native: str,
     ) -> None:

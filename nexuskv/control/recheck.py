@@ -14,8 +14,7 @@ from nexuskv.control.sessions import Session
 from nexuskv.errors import ConfigError
 from nexuskv.index.tree import ABSENT
 from nexuskv.types import PageStatus
-from nexuskv.worker.commands import CheckPage, PageChecked
-from nexuskv.worker.worker import Worker
+from nexuskv.worker.commands import CheckPage, CommandQueue, PageChecked
 
 _LOG = logging.getLogger("nexuskv.control")
 
@@ -24,7 +23,7 @@ class Recheck:
     """Asks the worker to re-read reported pages and drops those that are bad."""
 
     def __init__(
-        self, *, pages: Pages, worker: Worker, events: EventStream, counters: Counters
+        self, *, pages: Pages, worker: CommandQueue, events: EventStream, counters: Counters
     ) -> None:
         self._pages = pages
         self._worker = worker

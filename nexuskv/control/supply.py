@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from nexuskv.control.counters import Counters
 from nexuskv.tiers.host import HostTier
-from nexuskv.worker.commands import ChunkPopulated, PopulateChunk
-from nexuskv.worker.worker import Worker
+from nexuskv.worker.commands import ChunkPopulated, CommandQueue, PopulateChunk
 
 _LOG = logging.getLogger("nexuskv.control")
 
@@ -15,7 +14,12 @@ class Supply:
     """Keeps one populate command with the worker until every chunk has been tried."""
 
     def __init__(
-        self, *, tier: HostTier, worker: Worker, counters: Counters, on_first: Callable[[], None]
+        self,
+        *,
+        tier: HostTier,
+        worker: CommandQueue,
+        counters: Counters,
+        on_first: Callable[[], None],
     ) -> None:
         self._tier = tier
         self._worker = worker

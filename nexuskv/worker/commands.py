@@ -4,7 +4,7 @@ Plain frozen records of numbers, text and bytes: they cross a thread now and may
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from nexuskv.types import PageStatus
 
@@ -44,6 +44,22 @@ class PageChecked:
 
 Command: TypeAlias = PopulateChunk | CheckPage
 Result: TypeAlias = ChunkPopulated | PageChecked
+
+
+class CommandQueue(Protocol):
+    """The worker as control sees it: commands go in, answers come out, wherever it runs."""
+
+    def submit(self, command: Command) -> bool:
+        """Queue a command; False when the queue is full and the command was not taken."""
+        ...
+
+    def completed(self) -> list[Result]:
+        """The answers since the last call, without waiting."""
+        ...
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while answers wait."""
+        ...
 
 
 def failed(command: Command, reason: str) -> Result:
