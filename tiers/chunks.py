@@ -158,12 +158,13 @@ class ChunkLedger:
 
     def _by_chunk(self, slots: SlotArray) -> Iterator[tuple[int, SlotArray]]:
         chunks = slots // self.stride
-        if len(slots) and bool((chunks == chunks[0]).all()):
+        named = Counter(chunks.tolist())
+        if len(named) == 1:
             yield int(chunks[0]), slots
             return
         order = np.argsort(chunks, kind="stable")
         at = 0
-        for chunk_index, length in sorted(Counter(chunks.tolist()).items()):
+        for chunk_index, length in sorted(named.items()):
             yield chunk_index, slots[order[at : at + length]]
             at += length
 

@@ -314,7 +314,7 @@ class HostTier:
             return
         before = self._table.check_taken(slots)
         self._table.blank(slots, SlotState.FREE)
-        for state in np.unique(before).tolist():
+        for state in set(before.tolist()):
             self._ledger.move(slots[before == state], SlotState(state), SlotState.FREE)
 
     def quarantine(self, slots: SlotArray) -> None:

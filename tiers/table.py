@@ -95,7 +95,7 @@ class SlotTable:
         Raises:
             ConfigError: they are not.
         """
-        if not bool((self.check_taken(slots) == state).all()):
+        if not bool((self.check_taken(slots) == state.value).all()):
             wrong = slots[self._states[slots] != state]
             raise ConfigError(
                 f"slot {wrong[0]} is {self.state_of(int(wrong[0])).name}, not {state.name}"
@@ -113,10 +113,8 @@ class SlotTable:
         states: npt.NDArray[np.uint8] = self._states[slots]
         if not states.all():
             raise ConfigError(f"slot {slots[states == SlotState.FREE][0]} is free already")
-        if len(slots) > 1:
-            ordered = np.sort(slots)
-            if bool((ordered[1:] == ordered[:-1]).any()):
-                raise ConfigError("a slot is named twice")
+        if len(set(slots.tolist())) < len(slots):
+            raise ConfigError("a slot is named twice")
         return states
 
     # --- writing
@@ -131,7 +129,7 @@ class SlotTable:
     ) -> None:
         """FREE → WRITING with a new generation; `writer` is (pid, start time, session)."""
         batch = new_batch(len(slots))
-        batch["state"] = SlotState.WRITING
+        batch["state"] = SlotState.WRITING.value
         batch["size_bytes"] = size_bytes
         batch["writer_pid"], batch["writer_start_time"], batch["writer_session"] = writer
         # A row's size is one byte here: `descriptors` multiplies it by the namespace's size.
@@ -157,7 +155,7 @@ class SlotTable:
         parent = parent if parent_state is ParentState.KEY else b""
         _check_pages(len(slots), namespace_id, keys, key_bytes, parent_state, parent, checksums)
         batch = new_batch(len(slots))
-        batch["state"] = SlotState.READY
+        batch["state"] = SlotState.READY.value
         batch["size_bytes"] = self._shared["size_bytes"][slots]
         batch["epoch"] = epoch
         batch["checksum"] = checksums
@@ -165,9 +163,9 @@ class SlotTable:
         batch["key_bytes"] = key_bytes
         chain = np.frombuffer(keys, dtype=np.uint8).reshape(-1, key_bytes)
         batch["key"][:, :key_bytes] = chain
-        batch["parent_state"] = ParentState.KEY
+        batch["parent_state"] = ParentState.KEY.value
         batch["parent"][1:, :key_bytes] = chain[:-1]
-        batch["parent_state"][0] = parent_state
+        batch["parent_state"][0] = parent_state.value
         batch["parent"][0, : len(parent)] = np.frombuffer(parent, dtype=np.uint8)
         self._checksums[slots] = checksums
         self._store(slots, batch, SlotState.READY)
@@ -175,13 +173,13 @@ class SlotTable:
     def quarantine(self, slots: SlotArray) -> None:
         """WRITING → QUARANTINED; the record goes on naming the writer."""
         batch = self._shared.view(_ROW)[slots].view(RECORD_DTYPE)
-        batch["state"] = SlotState.QUARANTINED
+        batch["state"] = SlotState.QUARANTINED.value
         self._store(slots, batch, SlotState.QUARANTINED)
 
     def blank(self, slots: SlotArray, state: SlotState) -> None:
         """Any state → FREE with a new generation, or → UNLINKED with the old one."""
         batch = new_batch(len(slots))
-        batch["state"] = state
+        batch["state"] = state.value
         if state is SlotState.FREE:
             self._renew(slots)
         self._store(slots, batch, state)
@@ -199,7 +197,7 @@ class SlotTable:
         batch["generation"] = self._generations[slots]
         seal(batch)
         self._shared.view(_ROW)[slots] = batch.view(_ROW)
-        self._states[slots] = state
+        self._states[slots] = state.value
 
     @property
     def _shared(self) -> Batch:
