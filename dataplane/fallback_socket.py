@@ -69,12 +69,12 @@ def _receive_frame(
         (length,) = _PREFIX.unpack(_receive(stream, _PREFIX.size, deadline_s))
         if length > bytes_max:
             raise ValueError(f"the peer announces a message of {length} bytes, at most {bytes_max}")
-        return _receive(stream, length, deadline_s)
+        return _receive(stream, length, deadline_s, before=_PREFIX.size)
     except ConnectionError as exc:
         raise (hung_up or exc) from exc
 
 
-def _receive(stream: socket.socket, length: int, deadline_s: float) -> bytes:
+def _receive(stream: socket.socket, length: int, deadline_s: float, *, before: int = 0) -> bytes:
     data = bytearray(length)
     got = 0
     while got < length:
@@ -84,7 +84,7 @@ def _receive(stream: socket.socket, length: int, deadline_s: float) -> bytes:
             _wait(stream, select.POLLIN, deadline_s)
             continue
         if piece == 0:
-            raise ConnectionError(f"the peer closed the connection after {got} bytes")
+            raise ConnectionError(f"the peer closed the connection after {before + got} bytes")
         got += piece
     return bytes(data)
 

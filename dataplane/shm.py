@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from nexuskv.dataplane import native
 from nexuskv.dataplane.batch import Pages, Regions, Segment, SlotTable, Stored
@@ -51,7 +51,7 @@ class SegmentSpec:
 class SegmentMap:
     """One mapped segment. A `Transport` for pages on this machine; also lends read-only views."""
 
-    name: Final = "shm"
+    name: ClassVar[str] = "shm"
 
     def __init__(self, spec: SegmentSpec, data: mmap.mmap, table: mmap.mmap, *, writable: bool):
         """Use `open`."""

@@ -4,7 +4,7 @@ import mmap
 import os
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -84,7 +84,7 @@ class Arena:
         geometry = (CHUNK_BYTES, HEADER_BYTES, RECORD_BYTES, GENERATION_OFFSET)
         return SlotTable(address, len(self.table), *geometry)
 
-    def pages(self, descriptors: list[Descriptor | None] | None = None) -> Pages:
+    def pages(self, descriptors: Sequence[Descriptor | None] | None = None) -> Pages:
         """The batch of all pages, or of these in place of them; None names no page."""
         chosen = self.descriptors if descriptors is None else descriptors
         joined = b"".join(d.encode() if d else bytes(32) for d in chosen)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nexuskv.dataplane.batch import Segment
+from nexuskv.dataplane.batch import Pages, Segment
 from nexuskv.types import PageStatus
 
 if TYPE_CHECKING:
@@ -303,14 +303,20 @@ def test_a_key_length_out_of_bounds_is_refused(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"descriptors": bytes(31)}, {"keys": bytes(33)}, {"namespace_id": bytes(65)}],
+    [{"descriptors": 31}, {"keys": 33}, {"namespace_id": 65}],
     ids=lambda c: next(iter(c)),
 )
 def test_a_malformed_batch_is_refused(
-    moving: ModuleType, make_arena: "MakeArena", changes: dict[str, bytes]
+    moving: ModuleType, make_arena: "MakeArena", changes: dict[str, int]
 ) -> None:
     arena = make_arena(8192, 1)
-    pages = arena.pages()._replace(**changes)
+    descriptors, keys, key_bytes, namespace_id = arena.pages()
+    pages = Pages(
+        bytes(changes["descriptors"]) if "descriptors" in changes else descriptors,
+        bytes(changes["keys"]) if "keys" in changes else keys,
+        key_bytes,
+        bytes(changes["namespace_id"]) if "namespace_id" in changes else namespace_id,
+    )
     with pytest.raises(ValueError, match="bytes"):
         moving.load(arena.segment(moving), arena.slots(moving), pages, arena.buffers())
 
