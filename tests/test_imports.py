@@ -92,7 +92,7 @@ CATCH_ALL = (
     "nexuskv.control.loop",
     "nexuskv.control.dispatch",
     "nexuskv.worker.worker",
-    "nexuskv.adapters.vllm",
+    "nexuskv.adapters.vllm.connector",
     "nexuskv.tools.cli",
 )
 DYNAMIC_IMPORTS = ("import_module", "__import__")
