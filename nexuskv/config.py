@@ -129,7 +129,13 @@ class Config:
     client_batch_pages: int = _set(4096, "pages per message; longer calls are split", "count", 1)
     copy_threads: int = _set(1, "threads of one native copy", "count", 1, 64)
     releases_pending_max: int = _set(4096, "releases that wait for the next exchange", "count", 1)
+    release_delay_s: float = _set(
+        0.1, "longest a release waits for an exchange to ride on", "s", 0.001
+    )
     views_max: int = _set(1024, "views open at a time", "count", 1)
+    # --- engine adapters
+    adapter_miss_s: float = _set(0.5, "how long a scheduler trusts a miss of a waiting request", "s")
+    adapter_loras_max: int = _set(64, "LoRA adapters an engine adapter remembers", "count", 1)
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -145,6 +151,11 @@ class Config:
             raise ConfigError(
                 f"backoff_min_s {self.backoff_min_s} exceeds backoff_max_s {self.backoff_max_s}"
             )
+
+
+def default_url(config: Config) -> str:
+    """The local address of the instance `config.name` where none is configured."""
+    return f"unix:///dev/shm/nexuskv-{os.getuid()}/{config.name}/daemon.sock"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,3 @@
+def try_to_load_from_cache(
+    repo_id: str, filename: str, *, revision: str | None = None
+) -> object: ...
