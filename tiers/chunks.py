@@ -157,11 +157,12 @@ class ChunkLedger:
             self._shift(chunk_index, len(part), source, target)
 
     def _by_chunk(self, slots: SlotArray) -> Iterator[tuple[int, SlotArray]]:
-        chunks = slots // self.stride
-        named = Counter(chunks.tolist())
-        if len(named) == 1:
-            yield int(chunks[0]), slots
+        chunks = slots // np.uint32(self.stride)
+        indexes = chunks.tolist()
+        if indexes.count(indexes[0]) == len(indexes):
+            yield indexes[0], slots
             return
+        named = Counter(indexes)
         order = np.argsort(chunks, kind="stable")
         at = 0
         for chunk_index, length in sorted(named.items()):

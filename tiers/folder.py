@@ -72,11 +72,12 @@ def segment_files(folder: Path) -> list[Path]:
 
 def find_leftovers(folder: Path) -> list[Path]:
     """Folders beside this one that hold segment files while no process holds their lock."""
-    return [
-        other
-        for other in sorted(folder.parent.iterdir())
-        if other.name != folder.name and segment_files(other) and not _is_locked(other)
-    ]
+    try:
+        beside = sorted(os.listdir(folder.parent))
+    except OSError:
+        return []
+    others = [folder.parent / name for name in beside if name != folder.name]
+    return [other for other in others if segment_files(other) and not _is_locked(other)]
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:

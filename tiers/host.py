@@ -12,63 +12,20 @@ Control thread, but for `populate_chunk`, which the worker thread calls. Nothing
 slots: a tier of any size opens at once.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from nexuskv.errors import ConfigError, NexusError, OutOfSpace
 from nexuskv.tiers.chunks import ChunkLedger, ChunkStage, SlotArray
 from nexuskv.tiers.folder import FolderLock, check_space, find_leftovers, lock_folder
-from nexuskv.tiers.record import RECORD_BYTES, ParentState, SlotState
-from nexuskv.tiers.segment import (
-    HEADER_BYTES,
-    INCARNATION_BYTES,
-    SLOT_ALIGN_BYTES,
-    Segment,
-    SegmentRow,
-    TableHeader,
-)
+from nexuskv.tiers.record import ParentState, SlotState
+from nexuskv.tiers.segment import ABSENT, SLOT_ALIGN_BYTES, Segment, SegmentRow, plan_segment
 from nexuskv.tiers.table import SlotTable
+from nexuskv.tiers.usage import ChunkRow, ChunkSlots, SizeUsage
 
-__all__ = ["ABSENT", "SLOT_ALIGN_BYTES", "ChunkSlots", "HostTier", "SlotArray", "slot_bytes_of"]
-
-ABSENT: Final = 0xFFFF_FFFF
-"""The slot id that stands for no slot."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkSlots:
-    """The slots of one chunk that are not free."""
-
-    slot_bytes: int
-    slots: SlotArray
-    states: npt.NDArray[np.uint8]  # one `SlotState` a slot
-
-
-class ChunkRow(NamedTuple):
-    """One chunk for inspection; `slot_bytes` 0 means spare. Counts of slots, free ones left out."""
-
-    chunk_index: int
-    slot_bytes: int
-    used: int
-    writing: int
-    quarantined: int
-    unlinked: int
-
-
-class SizeUsage(NamedTuple):
-    """Slots of one size, counted by what they do."""
-
-    slot_bytes: int
-    free: int
-    used: int
-    writing: int
-    quarantined: int
-    unlinked: int
+__all__ = ["ABSENT", "SLOT_ALIGN_BYTES", "HostTier", "SlotArray", "slot_bytes_of"]
 
 
 def slot_bytes_of(page_bytes: int, *, chunk_bytes: int) -> int:
@@ -111,7 +68,7 @@ class HostTier:
         Raises:
             ConfigError: a size is wrong, the filesystem cannot hold it, or the folder is in use.
         """
-        header = _plan(folder, capacity_bytes, chunk_bytes, incarnation)
+        header = plan_segment(folder, capacity_bytes, chunk_bytes, incarnation)
         check_space(folder, header.capacity_bytes)
         lock = lock_folder(folder)
         try:
@@ -249,7 +206,7 @@ class HostTier:
         slots = self._ledger.take(slot_bytes, count)
         if len(slots):
             self._table.lend(
-                slots,
+                slots.astype(np.intp),
                 offsets_bytes=self._offsets(slots, slot_bytes),
                 size_bytes=page_bytes or slot_bytes,
                 writer=(pid, start_time, session),
@@ -258,7 +215,7 @@ class HostTier:
 
     def descriptors(self, slots: SlotArray, page_bytes: int) -> bytes:
         """The wire form of the slots' descriptors: 32 bytes each, zeros where a slot is ABSENT."""
-        return self._table.descriptors(slots, page_bytes)
+        return self._table.descriptors(slots.astype(np.intp), page_bytes)
 
     def publish(
         self,
@@ -291,9 +248,10 @@ class HostTier:
         """
         if not len(slots):
             return
-        self._table.check(slots, SlotState.WRITING)
+        at = slots.astype(np.intp)
+        self._table.check(at, SlotState.WRITING)
         self._table.publish(
-            slots,
+            at,
             namespace_id=namespace_id,
             keys=keys,
             key_bytes=key_bytes,
@@ -312,10 +270,15 @@ class HostTier:
         """
         if not len(slots):
             return
-        before = self._table.check_taken(slots)
-        self._table.blank(slots, SlotState.FREE)
-        for state in set(before.tolist()):
-            self._ledger.move(slots[before == state], SlotState(state), SlotState.FREE)
+        at = slots.astype(np.intp)
+        before = self._table.check_taken(at)
+        self._table.blank(at, SlotState.FREE)
+        if len(found := set(before)) == 1:
+            self._ledger.move(slots, SlotState(before[0]), SlotState.FREE)
+            return
+        states = np.frombuffer(before, dtype=np.uint8)
+        for state in found:
+            self._ledger.move(slots[states == state], SlotState(state), SlotState.FREE)
 
     def quarantine(self, slots: SlotArray) -> None:
         """Keep lent slots out of use: their writer was revoked, but may still write.
@@ -325,8 +288,9 @@ class HostTier:
         """
         if not len(slots):
             return
-        self._table.check(slots, SlotState.WRITING)
-        self._table.quarantine(slots)
+        at = slots.astype(np.intp)
+        self._table.check(at, SlotState.WRITING)
+        self._table.quarantine(at)
         self._ledger.move(slots, SlotState.WRITING, SlotState.QUARANTINED)
 
     def unlink(self, slots: SlotArray) -> None:
@@ -339,8 +303,9 @@ class HostTier:
         """
         if not len(slots):
             return
-        self._table.check(slots, SlotState.READY)
-        self._table.blank(slots, SlotState.UNLINKED)
+        at = slots.astype(np.intp)
+        self._table.check(at, SlotState.READY)
+        self._table.blank(at, SlotState.UNLINKED)
         self._ledger.move(slots, SlotState.READY, SlotState.UNLINKED)
 
     def page_of(self, slot: int) -> tuple[bytes, bytes] | None:
@@ -449,10 +414,10 @@ class HostTier:
         return sum(size * self._ledger.total(size, state) for size in self._ledger.sizes())
 
     def _offsets(self, slots: SlotArray, slot_bytes: int) -> npt.NDArray[np.uint64]:
-        stride = np.uint64(self._ledger.stride)
-        wide = slots.astype(np.uint64)
-        offsets: npt.NDArray[np.uint64] = wide // stride * np.uint64(self.chunk_bytes)
-        offsets += wide % stride * np.uint64(slot_bytes)
+        chunks, indexes = np.divmod(slots, np.uint32(self._ledger.stride))
+        offsets = chunks.astype(np.uint64)
+        offsets *= np.uint64(self.chunk_bytes)
+        offsets += indexes * np.uint64(slot_bytes)
         return offsets
 
     def _check_slot_bytes(self, slot_bytes: int) -> None:
@@ -461,26 +426,3 @@ class HostTier:
                 f"slot size {slot_bytes} is not a multiple of {SLOT_ALIGN_BYTES} between it and "
                 f"the chunk size {self.chunk_bytes}"
             )
-
-
-def _plan(folder: Path, capacity_bytes: int, chunk_bytes: int, incarnation: bytes) -> TableHeader:
-    """The geometry of a new segment, checked."""
-    if chunk_bytes <= 0 or chunk_bytes % SLOT_ALIGN_BYTES:
-        raise ConfigError(f"chunk_bytes {chunk_bytes} is not a multiple of {SLOT_ALIGN_BYTES}")
-    chunk_count = capacity_bytes // chunk_bytes
-    slot_count = chunk_count * (chunk_bytes // SLOT_ALIGN_BYTES)
-    if chunk_count < 1 or slot_count >= ABSENT:
-        raise ConfigError(
-            f"host memory of {capacity_bytes} bytes is not between one chunk of {chunk_bytes} "
-            f"bytes and {ABSENT} slots of {SLOT_ALIGN_BYTES} bytes"
-        )
-    if len(incarnation) != INCARNATION_BYTES:
-        raise ConfigError(f"an incarnation has {INCARNATION_BYTES} bytes, got {len(incarnation)}")
-    return TableHeader(
-        capacity_bytes=chunk_count * chunk_bytes,
-        chunk_bytes=chunk_bytes,
-        table_bytes=HEADER_BYTES + slot_count * RECORD_BYTES,
-        incarnation=incarnation,
-        # An incarnation is random, so this names one segment; the folder tells machines' apart.
-        instance_id=xxhash.xxh3_128_digest(incarnation + str(folder.absolute()).encode()),
-    )

@@ -34,6 +34,8 @@ SLOT_ALIGN_BYTES: Final = 4096
 INCARNATION_BYTES: Final = 8
 INSTANCE_ID_BYTES: Final = 16
 HOST_SEGMENT_ID: Final = 0
+ABSENT: Final = 0xFFFF_FFFF
+"""The slot id that stands for no slot."""
 
 _HEADER: Final = struct.Struct("<8sIIIIIIQQQ8s16s")
 
@@ -191,3 +193,32 @@ class Segment:
     def _unlink(self) -> None:
         self.data_path.unlink(missing_ok=True)
         self.table_path.unlink(missing_ok=True)
+
+
+def plan_segment(
+    folder: Path, capacity_bytes: int, chunk_bytes: int, incarnation: bytes
+) -> TableHeader:
+    """The header of a new segment, its capacity rounded down to whole chunks.
+
+    Raises:
+        ConfigError: a size is wrong, or there are more slots than slot ids.
+    """
+    if chunk_bytes <= 0 or chunk_bytes % SLOT_ALIGN_BYTES:
+        raise ConfigError(f"chunk_bytes {chunk_bytes} is not a multiple of {SLOT_ALIGN_BYTES}")
+    chunk_count = capacity_bytes // chunk_bytes
+    slot_count = chunk_count * (chunk_bytes // SLOT_ALIGN_BYTES)
+    if chunk_count < 1 or slot_count >= ABSENT:
+        raise ConfigError(
+            f"host memory of {capacity_bytes} bytes is not between one chunk of {chunk_bytes} "
+            f"bytes and {ABSENT} slots of {SLOT_ALIGN_BYTES} bytes"
+        )
+    if len(incarnation) != INCARNATION_BYTES:
+        raise ConfigError(f"an incarnation has {INCARNATION_BYTES} bytes, got {len(incarnation)}")
+    return TableHeader(
+        capacity_bytes=chunk_count * chunk_bytes,
+        chunk_bytes=chunk_bytes,
+        table_bytes=HEADER_BYTES + slot_count * RECORD_BYTES,
+        incarnation=incarnation,
+        # An incarnation is random, so this names one segment; the folder tells machines' apart.
+        instance_id=xxhash.xxh3_128_digest(incarnation + str(folder.absolute()).encode()),
+    )
