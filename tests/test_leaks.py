@@ -50,6 +50,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         capture_output=True,
         text=True,
         cwd=folder,
+        env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     for left in Path("/dev/shm").glob("nexuskv-test-*-*"):
         if not Path("/proc", left.name.split("-")[2]).exists():
