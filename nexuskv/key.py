@@ -33,9 +33,8 @@ def join_keys(keys: Sequence[PageKey], key_bytes: int) -> bytes:
         ConfigError: a key is not `key_bytes` long.
     """
     blob = b"".join(keys)
-    if len(blob) != len(keys) * key_bytes or any(len(key) != key_bytes for key in keys):
+    if keys and set(map(len, keys)) != {key_bytes}:
         at, bad = next((i, k) for i, k in enumerate(keys) if len(k) != key_bytes)
-        check_key_bytes(len(bad))
         raise ConfigError(
             f"keys of this namespace have {key_bytes} bytes, key {at} has {len(bad)} bytes"
         )

@@ -1,0 +1,211 @@
+"""A lease that outlives one call: read, renewed and released by any process of the tenant.
+
+A `Lease` is a handle; the pages are held by the daemon until release or the end of the term. Nobody
+renews it unasked, save while a `get` under it runs. Thread-safe.
+"""
+
+import struct
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from nexuskv.client.batches import check_memory
+from nexuskv.client.matching import Chain, check_chains, nothing, number_chains, read_matches
+from nexuskv.client.reading import Claim, Reader, as_statuses, granted_ttl_s, state_of
+from nexuskv.client.terms import Term
+from nexuskv.dataplane.batch import Regions
+from nexuskv.errors import ConfigError, ProtocolError, Refused, Unavailable, translating
+from nexuskv.key import PageKey
+from nexuskv.protocol import INCARNATION_BYTES, REQUEST_ID_BYTES_MAX, AcquireState, Type
+from nexuskv.types import Match, MatchAll, PageStatus
+
+if TYPE_CHECKING:
+    from nexuskv.client.space import Space
+    from nexuskv.client.store import Store
+
+TOKEN_VERSION: Final = 0
+_TOKEN: Final = struct.Struct(f"<B{INCARNATION_BYTES}sQddd")
+
+
+class Lease:
+    """Pages held for a while. Falsy when nothing could be leased.
+
+    Attributes:
+        request_id: the caller's name for this lease.
+        token_count: tokens that all chains given can serve together, when it was taken.
+        matches: one `Match` a chain given; empty for a lease made from a token.
+        state: how the last wait for pages ended; None before the first `get`.
+    """
+
+    def __init__(
+        self,
+        store: "Store",
+        request_id: bytes,
+        term: Term,
+        matched: MatchAll,
+        *,
+        wait_until_s: float,
+    ) -> None:
+        self._store = store
+        self._term = term
+        self._wait_until_s = wait_until_s
+        self.request_id = request_id
+        self.token_count: int = matched.token_count
+        self.matches: tuple[Match, ...] = matched.matches
+        self.state: AcquireState | None = None
+
+    def __bool__(self) -> bool:
+        return self._term.lease_id != 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease certainly holds now."""
+        return bool(self) and self._term.held_at(self._store.process.clock.now())
+
+    @property
+    def token(self) -> bytes:
+        """The lease as bytes, for `Store.lease` in any process of the tenant.
+
+        Times in it are of this machine's monotonic clock; elsewhere only their bounds count.
+        """
+        left_s = max(0.0, self._wait_until_s - self._store.process.clock.now())
+        term = self._term
+        head = _TOKEN.pack(
+            TOKEN_VERSION, term.incarnation, term.lease_id, term.ttl_s, self._wait_until_s, left_s
+        )
+        return head + self.request_id
+
+    def get(
+        self, space: "Space", keys: Sequence[PageKey], *, into: Sequence[Regions]
+    ) -> list[PageStatus]:
+        """Copy pages of a chain under this lease, group by group as they arrive.
+
+        Waits for missing ones as long as `wait_s` of the acquire is not over. The lease is kept,
+        and its time begins anew. Once it has ended, all pages are STALE.
+
+        Raises:
+            ConfigError: a key of a wrong length, or memory that does not fit the pages.
+        """
+        process, identity = self._store.process, space.identity
+        blob = identity.join(keys)
+        check_memory(into, page_count=len(keys), page_bytes=identity.page_bytes, writable=True)
+        if not keys:
+            return []
+        wait_s = max(0.0, self._wait_until_s - process.clock.now())
+        reader = Reader(process, identity, blob, into, wait_s=wait_s)
+        if not self:
+            process.counters.got(reader.statuses, identity.page_bytes)
+            return as_statuses(reader.statuses)
+        if self._term.lost:
+            return [PageStatus.STALE] * len(keys)
+        claim = Claim(self.request_id, self._term.ttl_s, self._term)
+        statuses = reader.read(claim)
+        self.state = claim.state
+        return as_statuses(statuses)
+
+    def renew(self, *, ttl_s: float | None = None) -> bool:
+        """Let the lease last `ttl_s` from now (None: as long as before); whether it does."""
+        process = self._store.process
+        if not self or self._term.lost:
+            return False
+        sent_s = process.clock.now()
+        deadline_s = sent_s + process.config.request_timeout_s
+        try:
+            with process.pool.lend(deadline_s) as link, translating({ConfigError: Refused}):
+                if link.incarnation != self._term.incarnation:
+                    raise Refused("the lease is of another run of the daemon")
+                asked_s = granted_ttl_s(link, self._term.ttl_s if ttl_s is None else ttl_s)
+                (granted_ms,) = link.call(
+                    Type.RENEW,
+                    (self._term.lease_id, int(asked_s * 1000)),
+                    deadline_s=deadline_s,
+                    ahead=process.releases.frames_for(link),
+                )
+        except Refused:
+            self._term.lost = True
+            return False
+        except (Unavailable, ProtocolError):
+            return False
+        assert isinstance(granted_ms, int)
+        self._term.renewed(ttl_s=granted_ms / 1000, sent_s=sent_s)
+        return True
+
+    def release(self) -> None:
+        """Give the pages back; carried by the next exchange. Idempotent, never raises."""
+        if self and not self._term.lost:
+            self._term.lost = True
+            self._store.process.releases.release(self._term.incarnation, self._term.lease_id)
+
+
+def acquire(
+    store: "Store",
+    chains: Sequence[Chain],
+    *,
+    request_id: bytes,
+    ttl_s: float,
+    wait_s: float,
+) -> Lease:
+    """Take a lease on what is held of the chains; an empty one when there is no daemon.
+
+    Raises:
+        ConfigError: a request id of a wrong length, or more pages than one message may name.
+    """
+    process = store.process
+    if not 1 <= len(request_id) <= REQUEST_ID_BYTES_MAX:
+        raise ConfigError(f"a request id has 1-{REQUEST_ID_BYTES_MAX} bytes, got {len(request_id)}")
+    check_chains(process, chains)
+    sent_s = process.clock.now()
+    deadline_s = sent_s + process.config.request_timeout_s
+    term, matched = Term(0, bytes(INCARNATION_BYTES), ttl_s=ttl_s, sent_s=sent_s), nothing(chains)
+    try:
+        with process.pool.lend(deadline_s) as link, translating({ConfigError: Refused}):
+            ttl_s = granted_ttl_s(link, ttl_s)
+            numbered = number_chains(link, chains, deadline_s=deadline_s)
+            sent_s = process.clock.now()
+            lease_id, state, tokens, rows, _runs = link.call(
+                Type.ACQUIRE,
+                (numbered, request_id, 0, int(ttl_s * 1000), 0),
+                deadline_s=deadline_s,
+                ahead=process.releases.frames_for(link),
+            )
+            assert isinstance(lease_id, int)
+            if state_of(state) is AcquireState.MORE:
+                link.broken = True
+                raise ProtocolError("an acquire without a wait is to be continued")
+            matched = read_matches(process, chains, tokens, rows)
+            term = Term(lease_id, link.incarnation, ttl_s=ttl_s, sent_s=sent_s)
+    except (Unavailable, Refused, ProtocolError) as exc:
+        process.counters.log_once(f"acquire {type(exc).__name__}", f"nothing is leased: {exc}")
+    return Lease(store, request_id, term, matched, wait_until_s=sent_s + wait_s)
+
+
+def lease_of(store: "Store", token: bytes) -> Lease:
+    """The lease that a token names; whether it still holds shows when it is used.
+
+    Raises:
+        ConfigError: the bytes are no token of this version.
+    """
+    request_id = token[_TOKEN.size :]
+    if (
+        len(token) <= _TOKEN.size
+        or token[0] != TOKEN_VERSION
+        or len(request_id) > REQUEST_ID_BYTES_MAX
+    ):
+        raise ConfigError(f"{len(token)} bytes that are no lease token of version {TOKEN_VERSION}")
+    _, incarnation, lease_id, ttl_s, wait_until_s, wait_left_s = _TOKEN.unpack_from(token)
+    now_s = store.process.clock.now()
+    # Uncertain until the first use begins the term anew, so it counts as over.
+    term = Term(lease_id, incarnation, ttl_s=ttl_s, sent_s=now_s - ttl_s)
+    left_s = min(max(0.0, wait_left_s), max(0.0, wait_until_s - now_s))
+    return Lease(store, request_id, term, MatchAll(0, ()), wait_until_s=now_s + left_s)

@@ -1,0 +1,305 @@
+"""A get: acquire a lease, copy and check each group of pages as it comes, give the lease back.
+
+One exchange and one native copy, whatever the number of pages (I13); with a wait, one of each more
+for every further group. Pages whose lease was not certainly held until their copy ended are stale
+(I5), pages that do not match their checksum are reported (I2). One `Reader` is one call of one
+thread.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from nexuskv.client.batches import pages_per_message, spans
+from nexuskv.client.identity import Identity
+from nexuskv.client.link import Link
+from nexuskv.client.process import ClientProcess
+from nexuskv.client.releases import Report
+from nexuskv.client.terms import Term
+from nexuskv.dataplane.batch import Pages, Regions
+from nexuskv.errors import (
+    ConfigError,
+    LeaseExpired,
+    ProtocolError,
+    Refused,
+    Unavailable,
+    translating,
+)
+from nexuskv.protocol import AcquireState, Type, encode
+from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT, PageStatus
+
+HIT: Final = int(PageStatus.HIT)
+MISS: Final = int(PageStatus.MISS)
+CORRUPT: Final = int(PageStatus.CORRUPT)
+STALE: Final = int(PageStatus.STALE)
+UNAVAILABLE: Final = int(PageStatus.UNAVAILABLE)
+
+_ENDED: Final = bytes.maketrans(bytes([HIT, CORRUPT]), bytes([STALE, STALE]))
+_REFUSED: Final = bytes.maketrans(bytes([UNAVAILABLE]), bytes([STALE]))
+_STATUSES: Final = tuple(PageStatus)
+
+
+def as_statuses(raw: bytes | bytearray) -> list[PageStatus]:
+    """Status bytes as `PageStatus` values."""
+    return [_STATUSES[value] for value in raw]
+
+
+def granted_ttl_s(link: Link, ttl_s: float) -> float:
+    """The lease time to ask for: the daemon grants no more than its limit."""
+    return min(ttl_s, link.session.limits.lease_ttl_max_s)
+
+
+class Claim:
+    """The lease a get reads under: its own, or one that somebody holds already (`term` given)."""
+
+    __slots__ = ("request_id", "state", "term", "ttl_s")
+
+    def __init__(self, request_id: bytes, ttl_s: float, term: Term | None = None) -> None:
+        self.request_id = request_id
+        self.ttl_s = ttl_s
+        self.term = term
+        self.state: AcquireState | None = None  # of the last reply
+
+
+class Reader:
+    """One get: what to read, where to, and what became of each page so far."""
+
+    def __init__(
+        self,
+        process: ClientProcess,
+        identity: Identity,
+        keys: bytes,
+        into: Sequence[Regions],
+        *,
+        wait_s: float,
+    ) -> None:
+        self._process = process
+        self._identity = identity
+        self._keys = keys
+        self._into = into
+        self._wait_until_s = process.clock.now() + wait_s
+        self._deadline_s = self._wait_until_s + process.config.transfer_timeout_s
+        self.statuses = bytearray([UNAVAILABLE]) * len(into)
+
+    def read(self, claim: Claim | None = None) -> bytearray:
+        """Run the get; one status byte a page. A store fault is a status.
+
+        Args:
+            claim: a lease that is held already and stays held; None takes one for this call.
+
+        Raises:
+            ConfigError: two items of `into` overlap.
+        """
+        try:
+            self._read(claim)
+        except LeaseExpired:
+            self.statuses[:] = self.statuses.translate(_REFUSED)
+        except (Unavailable, Refused, ProtocolError) as exc:
+            topic = f"get {type(exc).__name__} {self._identity.id.hex()}"
+            self._process.counters.log_once(topic, f"pages could not be read: {exc}")
+        self._process.counters.got(self.statuses, self._identity.page_bytes)
+        return self.statuses
+
+    def _read(self, claim: Claim | None) -> None:
+        process, identity = self._process, self._identity
+        with process.pool.lend(self._deadline_s) as link:
+            if claim is not None and claim.term and claim.term.incarnation != link.incarnation:
+                raise LeaseExpired("the lease is of another run of the daemon")
+            # What a caller could have got wrong was checked: a daemon that objects refuses.
+            with translating({ConfigError: Refused}):
+                number = link.number_of(identity.id, identity.encoded, deadline_s=self._deadline_s)
+            most = pages_per_message(
+                link.session.limits,
+                key_bytes=identity.key_bytes,
+                batch_pages=process.config.client_batch_pages,
+            )
+            for start, stop in spans(len(self._into), most):
+                own = claim is None
+                part = claim or Claim(process.new_request_id(), process.config.lease_ttl_s)
+                self._read_span(link, number, (start, stop), part, own=own)
+
+    def _read_span(
+        self, link: Link, number: int, span: tuple[int, int], claim: Claim, *, own: bool
+    ) -> None:
+        """One acquire, and everything that comes of it."""
+        process = self._process
+        body = self._acquire(link, number, span, claim)
+        term = claim.term
+        assert term is not None
+        self.statuses[span[0] : span[1]] = bytes([MISS]) * (span[1] - span[0])
+        process.terms.watch(term)
+        try:
+            self._load_runs(link, body[4], span, term)
+            while claim.state is AcquireState.MORE:
+                body = self._next_group(link, number, span, body[4], claim)
+                self._load_runs(link, body[4], span, term)
+        finally:
+            process.terms.forget(term)
+            if claim.state is AcquireState.MORE:
+                link.broken = True  # further groups would arrive on it
+            if own and term.lease_id:
+                process.releases.release(term.incarnation, term.lease_id)
+
+    def _acquire(
+        self, link: Link, number: int, span: tuple[int, int], claim: Claim
+    ) -> list[object]:
+        process = self._process
+        size = self._identity.key_bytes
+        ttl_s = granted_ttl_s(link, claim.ttl_s)
+        sent_s = process.clock.now()
+        wait_s = min(max(0.0, self._wait_until_s - sent_s), link.session.limits.acquire_wait_max_s)
+        chain = (number, self._keys[span[0] * size : span[1] * size])
+        held = claim.term.lease_id if claim.term else 0
+        with translating({ConfigError: Refused}):
+            body = link.call(
+                Type.ACQUIRE,
+                ((chain,), claim.request_id, held, int(ttl_s * 1000), int(wait_s * 1000)),
+                deadline_s=self._deadline_s,
+                ahead=process.releases.frames_for(link),
+            )
+        lease_id = body[0]
+        assert isinstance(lease_id, int)
+        if claim.term is None:
+            claim.term = Term(lease_id, link.incarnation, ttl_s=ttl_s, sent_s=sent_s)
+        else:
+            claim.term.renewed(ttl_s=ttl_s, sent_s=sent_s)
+        claim.state = state_of(body[1])
+        return body
+
+    def _next_group(
+        self, link: Link, number: int, span: tuple[int, int], runs: object, claim: Claim
+    ) -> list[object]:
+        """Receive one more group, having given back the pages of the one before."""
+        assert claim.term is not None
+        pages = [
+            (claim.term.lease_id, number, self._present_keys(span, first, descriptors))
+            for first, descriptors in read_runs(runs, span[1] - span[0])
+        ]
+        body = link.more(
+            Type.ACQUIRE,
+            deadline_s=self._deadline_s,
+            wait_s=max(0.0, self._wait_until_s - self._process.clock.now()),
+            ahead=[encode(Type.RELEASE, 0, ((), [page for page in pages if page[2]], ()))],
+        )
+        claim.state = state_of(body[1])
+        return body
+
+    def _present_keys(self, span: tuple[int, int], first: int, descriptors: bytes) -> bytes:
+        size = self._identity.key_bytes
+        at = (span[0] + first) * size
+        rows = DESCRIPTOR_FORMAT.iter_unpack(descriptors)
+        return b"".join(
+            [
+                self._keys[at + i * size : at + (i + 1) * size]
+                for i, row in enumerate(rows)
+                if row[1]
+            ]
+        )
+
+    def _load_runs(self, link: Link, runs: object, span: tuple[int, int], term: Term) -> None:
+        for first, descriptors in read_runs(runs, span[1] - span[0]):
+            if descriptors.count(0) == len(descriptors):
+                continue  # nothing held: no reason to give the GIL up
+            start = span[0] + first
+            stop = start + len(descriptors) // DESCRIPTOR_BYTES
+            found = self._load(link, descriptors, start, stop, term)
+            before = self.statuses[start:stop]
+            if before.count(MISS) != len(before):
+                found = bytes(
+                    [old if new == MISS else new for old, new in zip(before, found, strict=True)]
+                )
+            self.statuses[start:stop] = found
+
+    def _load(self, link: Link, descriptors: bytes, start: int, stop: int, term: Term) -> bytes:
+        """Copy and check some pages; HIT only while the lease certainly held."""
+        process, identity = self._process, self._identity
+        if link.host is None:
+            raise Unavailable("the pages cannot be reached from here")
+        size = identity.key_bytes
+        pages = Pages(descriptors, self._keys[start * size : stop * size], size, identity.id)
+        whole = start == 0 and stop == len(self._into)
+        into = self._into if whole else self._into[start:stop]
+        begun_s = process.clock.now()
+        with blaming(descriptors, identity.page_bytes):
+            found = link.host.load(
+                pages, into, threads=process.config.copy_threads, deadline_s=self._deadline_s
+            )
+        ended_s = process.clock.now()
+        if not term.held_at(ended_s):
+            return found.translate(_ENDED)
+        process.counters.copied(found.count(HIT) * identity.page_bytes, ended_s - begun_s)
+        if CORRUPT in found:
+            self._report(link.incarnation, pages, found)
+        return found
+
+    def _report(self, incarnation: bytes, pages: Pages, found: bytes) -> None:
+        report_corrupt(self._process, self._identity, incarnation, pages, found)
+
+
+def state_of(value: object) -> AcquireState:
+    """How an acquire stands.
+
+    Raises:
+        ProtocolError: no known state.
+    """
+    if value not in (0, 1, 2, 3):
+        raise ProtocolError(f"an acquire cannot stand at {value!r:.20}")
+    return AcquireState(int(str(value)))
+
+
+def read_runs(runs: object, page_count: int, chain_index: int = 0) -> list[tuple[int, bytes]]:
+    """The runs of one chain, as (first page, descriptors).
+
+    Raises:
+        ProtocolError: a run is malformed or leaves its chain.
+    """
+    found: list[tuple[int, bytes]] = []
+    assert isinstance(runs, list)
+    for run in runs:
+        if not isinstance(run, list) or tuple(map(type, run)) != (int, int, bytes, bytes):
+            raise ProtocolError(f"a run is [chain, page, descriptors, capability], got {run!r:.80}")
+        chain, first, descriptors, _capability = run
+        count, odd = divmod(len(descriptors), DESCRIPTOR_BYTES)
+        if chain == chain_index:
+            if odd or first < 0 or first + count > page_count:
+                raise ProtocolError(f"a run of {count} pages at {first} in {page_count} asked for")
+            found.append((first, descriptors))
+    return found
+
+
+class blaming:  # reads as a statement
+    """Tell a daemon's wrong page size from the caller's own mistake in a native call."""
+
+    __slots__ = ("_descriptors", "_page_bytes")
+
+    def __init__(self, descriptors: bytes, page_bytes: int) -> None:
+        self._descriptors = descriptors
+        self._page_bytes = page_bytes
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConfigError):
+            for row in DESCRIPTOR_FORMAT.iter_unpack(self._descriptors):
+                if row[1] not in (0, self._page_bytes):
+                    raise ProtocolError(
+                        f"a page of {row[1]} bytes where pages have {self._page_bytes}"
+                    ) from error
+
+
+def report_corrupt(
+    process: ClientProcess, identity: Identity, incarnation: bytes, pages: Pages, found: bytes
+) -> None:
+    """Have pages that did not match re-checked and dropped; log the namespace's first one."""
+    keys = memoryview(pages.keys)
+    size = identity.key_bytes
+    for index, row in enumerate(DESCRIPTOR_FORMAT.iter_unpack(memoryview(pages.descriptors))):
+        if found[index] == CORRUPT:
+            key = bytes(keys[index * size : (index + 1) * size])
+            report = Report(identity.id, identity.encoded, key, row[3], row[4])
+            process.releases.report(incarnation, report)
+            process.counters.log_once(
+                f"corrupt {identity.id.hex()}",
+                f"page {key.hex()} of {identity.record.model!r} does not match its checksum; "
+                "it counts as a miss and was reported, further ones only count",
+            )

@@ -1,0 +1,191 @@
+"""Pages in place: read-only views of the daemon's memory under a lease that is renewed while open.
+
+A view shows memory that the daemon gives to somebody else once the lease is lost, so what was read
+counts only if `held` is true at the end. Unhashed unless asked. One view is used by one thread at a
+time.
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from nexuskv.client.batches import pages_per_message, spans
+from nexuskv.client.hostmap import HostMap
+from nexuskv.client.identity import Identity
+from nexuskv.client.link import Link
+from nexuskv.client.process import ClientProcess
+from nexuskv.client.reading import CORRUPT, HIT, granted_ttl_s, read_runs, report_corrupt
+from nexuskv.client.terms import Term
+from nexuskv.dataplane.batch import Pages
+from nexuskv.errors import (
+    ConfigError,
+    NexusError,
+    ProtocolError,
+    Refused,
+    Unavailable,
+    translating,
+)
+from nexuskv.protocol import Type
+from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT, Descriptor
+
+
+class View:
+    """Read-only memory of some pages; None for those that are not held.
+
+    A context manager: entering takes the lease, leaving gives it back, after which the views raise
+    ValueError when touched. `held` says whether every page stayed as it was the whole time, while
+    open and after the end.
+    """
+
+    def __init__(
+        self, process: ClientProcess, identity: Identity, keys: bytes, *, check: bool
+    ) -> None:
+        self._process = process
+        self._identity = identity
+        self._keys = keys
+        self._check = check
+        self._term: Term | None = None
+        self._host: HostMap | None = None
+        self._descriptors: list[Descriptor] = []
+        self._held = False
+        self._open = False
+        self.pages: list[memoryview | None] = [None] * (len(keys) // identity.key_bytes)
+
+    def __enter__(self) -> Self:
+        process = self._process
+        if process.open_views >= process.config.views_max:
+            process.counters.log_once("views", f"{process.open_views} views are open (views_max)")
+            return self
+        process.open_views += 1
+        self._open = True
+        opened = False
+        try:
+            self._fill()
+            opened = True
+        except (Unavailable, Refused, ProtocolError) as exc:
+            process.counters.log_once(f"view {type(exc).__name__}", f"nothing to view: {exc}")
+        finally:
+            if not opened:
+                self.close()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def held(self) -> bool:
+        """Whether all pages have been held since the view was opened (until it was closed)."""
+        return self._still_held() if self._open else self._held
+
+    def close(self) -> None:
+        """Judge `held`, take the views back, release the lease. Idempotent."""
+        if not self._open:
+            return
+        self._held = self._still_held()
+        self._open = False
+        self._process.open_views -= 1
+        for page in self.pages:
+            if page is not None:
+                page.release()
+        if self._term is not None:
+            self._process.terms.forget(self._term)
+            if self._term.lease_id:
+                self._process.releases.release(self._term.incarnation, self._term.lease_id)
+        host, self._host = self._host, None
+        if host is not None:
+            host.release()
+
+    def _still_held(self) -> bool:
+        term, host = self._term, self._host
+        if term is None or host is None:
+            return False
+        try:
+            # Generations before the deadline: what they prove must lie within the lease.
+            same = all(host.generation(d) == d.generation for d in self._descriptors)
+        except NexusError:
+            return False
+        return same and term.held_at(self._process.clock.now())
+
+    def _fill(self) -> None:
+        process, identity = self._process, self._identity
+        deadline_s = process.clock.now() + process.config.transfer_timeout_s
+        with process.pool.lend(deadline_s) as link, translating({ConfigError: Refused}):
+            if link.host is None:
+                raise Unavailable("the pages cannot be reached from here")
+            self._host = link.host.retain()
+            number = link.number_of(identity.id, identity.encoded, deadline_s=deadline_s)
+            most = pages_per_message(
+                link.session.limits,
+                key_bytes=identity.key_bytes,
+                batch_pages=process.config.client_batch_pages,
+            )
+            request_id = process.new_request_id()
+            for start, stop in spans(len(self.pages), most):
+                self._fill_span(link, (number, request_id), start, stop, deadline_s)
+
+    def _fill_span(
+        self, link: Link, asked: tuple[int, bytes], start: int, stop: int, deadline_s: float
+    ) -> None:
+        process, size = self._process, self._identity.key_bytes
+        ttl_s = granted_ttl_s(link, process.config.lease_ttl_s)
+        sent_s = process.clock.now()
+        keys = self._keys[start * size : stop * size]
+        body = link.call(
+            Type.ACQUIRE,
+            (((asked[0], keys),), asked[1], 0, int(ttl_s * 1000), 0),
+            deadline_s=deadline_s,
+            ahead=process.releases.frames_for(link),
+        )
+        lease_id = body[0]
+        assert isinstance(lease_id, int)
+        if self._term is None:
+            self._term = Term(lease_id, link.incarnation, ttl_s=ttl_s, sent_s=sent_s)
+            process.terms.watch(self._term)
+        else:
+            self._term.renewed(ttl_s=ttl_s, sent_s=sent_s)
+        for first, descriptors in read_runs(body[4], stop - start):
+            self._show(start + first, descriptors, deadline_s)
+
+    def _show(self, start: int, descriptors: bytes, deadline_s: float) -> None:
+        assert self._host is not None
+        good = self._hashed(start, descriptors, deadline_s) if self._check else None
+        for index, row in enumerate(DESCRIPTOR_FORMAT.iter_unpack(descriptors)):
+            if not row[1] or (good is not None and good[index] != HIT):
+                continue
+            if row[1] != self._identity.page_bytes:
+                raise ProtocolError(
+                    f"a page of {row[1]} bytes, pages have {self._identity.page_bytes}"
+                )
+            descriptor = Descriptor(row[0], row[2], row[1], row[3], row[4])
+            self._descriptors.append(descriptor)
+            self.pages[start + index] = self._host.page_view(descriptor)
+
+    def _hashed(self, start: int, descriptors: bytes, deadline_s: float) -> bytes:
+        assert self._host is not None
+        assert self._term is not None
+        size = self._identity.key_bytes
+        count = len(descriptors) // DESCRIPTOR_BYTES
+        keys = self._keys[start * size : (start + count) * size]
+        pages = Pages(descriptors, keys, size, self._identity.id)
+        found = self._host.check(
+            pages, threads=self._process.config.copy_threads, deadline_s=deadline_s
+        )
+        now_s = self._process.clock.now()
+        if CORRUPT in found and self._term.held_at(now_s):
+            report_corrupt(self._process, self._identity, self._term.incarnation, pages, found)
+        return found
+
+
+def check_page_count(keys: Sequence[bytes], *, pages_max: int) -> None:
+    """Check the number of pages of one view.
+
+    Raises:
+        ConfigError: more than `pages_max`.
+    """
+    if len(keys) > pages_max:
+        raise ConfigError(f"a view of {len(keys)} pages, at most {pages_max}")
