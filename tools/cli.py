@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from nexuskv import __version__
-from nexuskv.errors import ConfigError, DaemonUnreachable, NexusError, TransferTimeout
+from nexuskv.errors import ConfigError, NexusError, Unavailable
 from nexuskv.tools.commands import bench, demo, look, page, settings
 from nexuskv.tools.commands.command import Command, add_settings, settings_of
 from nexuskv.tools.output import say
@@ -38,7 +38,8 @@ _GROUPS: Final = {
 def _serve(arguments: argparse.Namespace) -> int:
     from nexuskv.serve import serve
 
-    return serve(settings_of(arguments).config)
+    serve(settings_of(arguments).config)
+    return OK
 
 
 def _page(_: argparse.Namespace) -> int:
@@ -114,7 +115,6 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
-    logging.basicConfig(level=logging.INFO, format="nexuskv: %(message)s", stream=sys.stderr)
     try:
         arguments = build_parser().parse_args(argv)
         status: int = arguments.run(arguments)
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _status_of(error: NexusError) -> int:
     if isinstance(error, ConfigError):
         return WRONG_USAGE
-    return NO_DAEMON if isinstance(error, DaemonUnreachable | TransferTimeout) else FAILED
+    return NO_DAEMON if isinstance(error, Unavailable) else FAILED
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ nothing and checking one is a comparison; two pages are equal nowhere but by cha
 
 import random
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import takewhile
 from typing import Final
 
 import xxhash
@@ -56,6 +56,6 @@ def infinite_hits(chains: Iterable[Sequence[int]]) -> int:
     known: set[int] = set()
     hits = 0
     for chain in chains:
-        hits += sum(accumulate((hash_id in known for hash_id in chain), lambda a, b: a and b))
+        hits += sum(1 for _ in takewhile(known.__contains__, chain))
         known.update(chain)
     return hits

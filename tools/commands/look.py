@@ -13,12 +13,12 @@ from nexuskv.config import format_size
 from nexuskv.errors import ConfigError
 from nexuskv.tools.commands.command import Command, add_url, settings_of
 from nexuskv.tools.output import print_json, print_table
+from nexuskv.tools.rows import Row, named
 from nexuskv.tools.tree import Node, lines_of, tree_of
 
 if TYPE_CHECKING:
     from nexuskv.client.store import Store
 
-Row = Mapping[str, object]
 ROWS_SHOWN: Final = 1000
 PINGS_MAX: Final = 100_000
 
@@ -28,6 +28,10 @@ def _open(arguments: argparse.Namespace) -> "Store":
 
     config = settings_of(arguments).config
     return connect(config.url or None, config)
+
+
+def _listing(store: "Store", what: str, namespace_id: bytes = b"") -> Iterator[Row]:
+    return (named(what, row) for row in store.inspect(what, namespace_id=namespace_id))
 
 
 def _ping(arguments: argparse.Namespace) -> int:
@@ -45,7 +49,7 @@ def _ping(arguments: argparse.Namespace) -> int:
 
 def _status(arguments: argparse.Namespace) -> int:
     with _open(arguments) as store:
-        stats = {"url": store.url, "native": store.native, **store.stats()}
+        stats = {"url": store.url, **store.stats()}
     if arguments.json:
         print_json(stats)
     else:
@@ -80,11 +84,11 @@ def _tree_json(namespace: Row, nodes: Sequence[Node], depth: int) -> Row:
 
 def forest_of(store: "Store", *, depth: int, limit: int) -> Sequence[tuple[Row, Sequence[Node]]]:
     """At most `limit` namespaces, each with the runs of at most `limit` pages if `depth` > 0."""
-    namespaces = list(islice(store.inspect("namespaces"), limit))
+    namespaces = list(islice(_listing(store, "namespaces"), limit))
     if not depth:
         return [(row, ()) for row in namespaces]
     return [
-        (row, tree_of(islice(store.inspect("pages", namespace_id=_raw(row["id"])), limit)))
+        (row, tree_of(islice(_listing(store, "pages", _raw(row["id"])), limit)))
         for row in namespaces
     ]
 
@@ -110,7 +114,7 @@ def _hex(value: object) -> str:
 def _list_of(what: str) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
         with _open(arguments) as store:
-            _print_list(arguments, list(islice(store.inspect(what), arguments.limit)))
+            _print_list(arguments, list(islice(_listing(store, what), arguments.limit)))
         return 0
 
     return run
@@ -120,7 +124,7 @@ def _pages(arguments: argparse.Namespace) -> int:
     with _open(arguments) as store:
         wanted = [
             _raw(row["id"])
-            for row in store.inspect("namespaces")
+            for row in _listing(store, "namespaces")
             if _hex(row["id"]).startswith(arguments.namespace)
         ]
         if arguments.namespace and len(wanted) != 1:
@@ -128,7 +132,7 @@ def _pages(arguments: argparse.Namespace) -> int:
         rows = [
             {"namespace": each, **row}
             for each in wanted
-            for row in islice(store.inspect("pages", namespace_id=each), arguments.limit)
+            for row in islice(_listing(store, "pages", each), arguments.limit)
         ]
     _print_list(arguments, rows[: arguments.limit])
     return 0
@@ -147,7 +151,9 @@ def _print_rows(rows: Sequence[Row]) -> None:
 
 
 def _cell(value: object) -> object:
-    return " ".join(map(str, value)) if isinstance(value, list) else value
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}:{count}" for name, count in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _limit(text: str) -> int:
