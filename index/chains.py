@@ -253,3 +253,8 @@ class Chains:
         self.page_count = 0
         self.ledger.pins.remove_tree(self.number)
         return slots
+
+    def close(self) -> None:
+        """Take an empty tree apart, so that no reference cycle is left."""
+        self.rooted.close()
+        self.fragments.order.close()

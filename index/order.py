@@ -46,6 +46,10 @@ class EvictionPolicy(Protocol):
         """The next `limit` runs that were passed over, going round; each at most once."""
         ...
 
+    def close(self) -> None:
+        """Drop what an empty order holds of itself: the process runs without the collector."""
+        ...
+
     def __iter__(self) -> Iterator[Run]:
         """All runs, coldest first."""
         ...
@@ -130,6 +134,12 @@ class LruOrder:
             _leave(self._again)
             _enter(self._again, found[-1])
         return found
+
+    def close(self) -> None:
+        """Take the markers of an empty ring apart."""
+        for marker in (self._mark, self._again):
+            _leave(marker)
+        del self._end.colder, self._end.hotter
 
     def __iter__(self) -> Iterator[Run]:
         """All runs, least recently used first; do not change the order meanwhile."""

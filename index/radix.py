@@ -83,11 +83,12 @@ class RadixIndex:
         return tree
 
     def close(self, namespace_id: bytes) -> None:
-        """Forget a namespace that holds no pages."""
+        """Forget a namespace that holds no pages; its tree may not be used again."""
         tree = self._trees[namespace_id]
         assert not tree.page_count, f"{tree.page_count} pages are held"
         del self._trees[namespace_id]
         self._groups[tree.group].remove(tree)
+        tree.chains.close()
 
     def tree(self, namespace_id: bytes) -> Tree | None:
         """The tree of a namespace, if it was opened."""

@@ -323,3 +323,19 @@ def test_churn_leaves_nothing_for_the_cyclic_collector():
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_a_closed_namespace_leaves_nothing_for_the_cyclic_collector():
+    index = new_index()
+    gc.collect()
+    gc.disable()
+    try:
+        for at in range(50):
+            tree = new_tree(index, bytes([at]))
+            put(tree, chain("a", 5), 0)
+            tree.clear()
+            index.close(bytes([at]) * 16)
+        del tree
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
