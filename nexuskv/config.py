@@ -134,7 +134,9 @@ class Config:
     )
     views_max: int = _set(1024, "views open at a time", "count", 1)
     # --- engine adapters
-    adapter_miss_s: float = _set(0.5, "how long a scheduler trusts a miss of a waiting request", "s")
+    adapter_miss_s: float = _set(
+        0.5, "how long a scheduler trusts a miss of a waiting request", "s"
+    )
     adapter_loras_max: int = _set(64, "LoRA adapters an engine adapter remembers", "count", 1)
 
     def __post_init__(self) -> None:
@@ -247,7 +249,7 @@ def _read(name: str, value: object, source: str) -> object:
     return value
 
 
-def _check(name: str, wanted: object, setting: Setting, value: object) -> None:
+def _check(name: str, wanted: Any, setting: Setting, value: object) -> None:
     if type(value) is not wanted:
         raise ConfigError(f"setting {name} cannot be {value!r}: it is a {wanted}")
     if not isinstance(value, int | float) or isinstance(value, bool):
