@@ -46,7 +46,8 @@ class ChunkLedger:
         self._slot_bytes = array("Q", bytes(8 * chunk_count))
         self._counts = [array("I", bytes(4 * chunk_count)) for _ in range(_STATES)]
         self._stacks = lazy_zeros(chunk_count * stride, "<u4")
-        self._spare: list[int] = []
+        self._spare: dict[int, None] = {}  # an ordered set; the last one is carved next
+        self._ever_carved = bytearray(chunk_count)
         self._next_empty = 0
         # Per slot size: buckets of chunk indexes (dicts as ordered sets), and slots by state.
         self._buckets: dict[int, list[dict[int, None]]] = {}
@@ -65,7 +66,16 @@ class ChunkLedger:
         assert self._stages[chunk_index] == ChunkStage.EMPTY, f"chunk {chunk_index} is settled"
         self._stages[chunk_index] = stage
         if stage is ChunkStage.SPARE:
-            self._spare.append(chunk_index)
+            self._spare[chunk_index] = None
+
+    def give_up_spare(self) -> int | None:
+        """Fail a spare chunk that never had slots, but not the next to be carved; None if none."""
+        for chunk_index in self._spare:
+            if not self._ever_carved[chunk_index] and chunk_index != self.first_spare():
+                del self._spare[chunk_index]
+                self._stages[chunk_index] = ChunkStage.FAILED
+                return chunk_index
+        return None
 
     def stage_count(self, stage: ChunkStage) -> int:
         """Chunks in this stage."""
@@ -73,7 +83,12 @@ class ChunkLedger:
 
     def first_spare(self) -> int | None:
         """The chunk that `carve` should take next, or None."""
-        return self._spare[-1] if self._spare else None
+        return next(reversed(self._spare), None)
+
+    @property
+    def spare_count(self) -> int:
+        """Spare chunks."""
+        return len(self._spare)
 
     def slots_in_chunk(self, slot_bytes: int) -> int:
         """How many slots of this size a chunk holds."""
@@ -81,7 +96,8 @@ class ChunkLedger:
 
     def carve(self, chunk_index: int, slot_bytes: int) -> None:
         """Turn a spare chunk into free slots of this size."""
-        self._spare.remove(chunk_index)
+        del self._spare[chunk_index]
+        self._ever_carved[chunk_index] = 1
         self._stages[chunk_index] = ChunkStage.CARVED
         self._slot_bytes[chunk_index] = slot_bytes
         count = self.slots_in_chunk(slot_bytes)
@@ -105,7 +121,7 @@ class ChunkLedger:
         self._counts[SlotState.FREE][chunk_index] = 0
         self._slot_bytes[chunk_index] = 0
         self._stages[chunk_index] = ChunkStage.SPARE
-        self._spare.append(chunk_index)
+        self._spare[chunk_index] = None
 
     def slot_bytes_of(self, chunk_index: int) -> int:
         """The chunk's slot size; 0 unless it is carved."""

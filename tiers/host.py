@@ -20,6 +20,7 @@ import numpy.typing as npt
 from nexuskv.errors import ConfigError, NexusError, OutOfSpace
 from nexuskv.tiers.chunks import ChunkLedger, ChunkStage, SlotArray
 from nexuskv.tiers.folder import FolderLock, check_space, find_leftovers, lock_folder
+from nexuskv.tiers.populate import Allocate, allocate
 from nexuskv.tiers.record import ParentState, SlotState
 from nexuskv.tiers.segment import ABSENT, SLOT_ALIGN_BYTES, Segment, SegmentRow, plan_segment
 from nexuskv.tiers.table import SlotTable
@@ -55,6 +56,7 @@ class HostTier:
         chunk_bytes: int,
         huge_pages: bool,
         incarnation: bytes,
+        allocate: Allocate = allocate,
     ) -> "HostTier":
         """Lock `folder`, discard what earlier runs left in it and make a new, empty segment.
 
@@ -64,6 +66,7 @@ class HostTier:
             chunk_bytes: unit of memory given to one slot size, a multiple of 4096.
             huge_pages: ask for huge pages when chunks are populated.
             incarnation: 8 random bytes of this run of the daemon.
+            allocate: how memory is had from the filesystem.
 
         Raises:
             ConfigError: a size is wrong, the filesystem cannot hold it, or the folder is in use.
@@ -73,7 +76,7 @@ class HostTier:
         lock = lock_folder(folder)
         try:
             lock.discard_segments()
-            segment = Segment(folder, header)
+            segment = Segment(folder, header, allocate=allocate)
         except NexusError:
             lock.close(remove=True)
             raise
@@ -112,7 +115,7 @@ class HostTier:
     @property
     def spare_chunks(self) -> int:
         """Chunks that have memory but no slot size yet."""
-        return self._ledger.stage_count(ChunkStage.SPARE)
+        return self._ledger.spare_count
 
     @property
     def failed_chunks(self) -> int:
@@ -157,7 +160,7 @@ class HostTier:
         """Turn a spare chunk into free slots of this size.
 
         Returns:
-            False when no chunk is spare, or the filesystem has no room for its slots' records.
+            False when no chunk is spare, or no room can be made for the records of its slots.
 
         Raises:
             ConfigError: the size is no slot size.
@@ -166,10 +169,10 @@ class HostTier:
         chunk_index = self._ledger.first_spare()
         if chunk_index is None:
             return False
-        first_slot = chunk_index * self._ledger.stride
-        try:
-            self._segment.reserve_records(first_slot, self._ledger.slots_in_chunk(slot_bytes))
-        except OutOfSpace:
+        reserved = self._reserve_records(chunk_index, slot_bytes) or (
+            self._give_up_spare() and self._reserve_records(chunk_index, slot_bytes)
+        )
+        if not reserved:
             return False
         self._ledger.carve(chunk_index, slot_bytes)
         return True
@@ -409,6 +412,29 @@ class HostTier:
         self._table.close()
         self._segment.close(unlink=unlink)
         self._lock.close(remove=unlink)
+
+    def _reserve_records(self, chunk_index: int, slot_bytes: int) -> bool:
+        first_slot = chunk_index * self._ledger.stride
+        try:
+            self._segment.reserve_records(first_slot, self._ledger.slots_in_chunk(slot_bytes))
+        except OutOfSpace:
+            return False
+        return True
+
+    def _give_up_spare(self) -> bool:
+        """Trade a chunk for room for records, when data has filled the filesystem to the brim.
+
+        One chunk holds the records of sixteen others at least. It must be one that no client was
+        ever told of: its memory becomes a hole, and touching that could be a SIGBUS.
+        """
+        given_up = self._ledger.give_up_spare()
+        if given_up is None:
+            return False
+        try:
+            self._segment.give_back(given_up * self.chunk_bytes, self.chunk_bytes)
+        except OutOfSpace:
+            return False
+        return True
 
     def _bytes_in(self, state: SlotState) -> int:
         return sum(size * self._ledger.total(size, state) for size in self._ledger.sizes())

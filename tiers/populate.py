@@ -1,21 +1,27 @@
 """Reserving a chunk's memory so that no later touch of it can fail.
 
 A hole of a sparse file on a full tmpfs answers a load or store with SIGBUS, in whichever process
-touches it. `fallocate` is what makes the promise; everything else here is about speed. Both calls
-release the GIL for their whole duration, unlike `mmap.madvise`. Any thread.
+touches it. `allocate` is what makes the promise; huge pages are about speed. All calls release the
+GIL for their whole duration, unlike `mmap.madvise`. Any thread.
 """
 
 import ctypes
 import mmap
 import os
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from nexuskv.errors import OutOfSpace, translating
 
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
+_FALLOC_FL_KEEP_SIZE: Final = 1
+_FALLOC_FL_PUNCH_HOLE: Final = 2
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+Allocate: TypeAlias = Callable[[int, int, int], None]
+"""What `allocate` does, for those who must see it fail: file descriptor, offset, length."""
 
 
 def allocate(fd: int, offset_bytes: int, length_bytes: int) -> None:
@@ -26,6 +32,17 @@ def allocate(fd: int, offset_bytes: int, length_bytes: int) -> None:
     """
     with translating({OSError: OutOfSpace}):
         os.posix_fallocate(fd, offset_bytes, length_bytes)
+
+
+def give_back(fd: int, offset_bytes: int, length_bytes: int) -> None:
+    """Turn a region into a hole again. Only where no reader has ever been shown the way.
+
+    Raises:
+        OutOfSpace: the filesystem cannot; the region is as before.
+    """
+    mode = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
+    if _libc().fallocate(fd, mode, offset_bytes, length_bytes):
+        raise OutOfSpace(f"cannot give memory back: {os.strerror(ctypes.get_errno())}")
 
 
 def advise_huge(fd: int, offset_bytes: int, length_bytes: int) -> None:
@@ -56,5 +73,6 @@ def _libc() -> ctypes.CDLL:
         ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
     ]  # fmt: skip
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return libc

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from nexuskv.errors import ConfigError, OutOfSpace
-from nexuskv.tiers.populate import advise_huge, allocate
+from nexuskv.tiers.populate import Allocate, advise_huge, allocate, give_back
 from nexuskv.tiers.record import (
     FORMAT_VERSION,
     GENERATION_OFFSET,
@@ -95,7 +95,7 @@ class Segment:
     covered may be touched: beyond them lie holes.
     """
 
-    def __init__(self, folder: Path, header: TableHeader) -> None:
+    def __init__(self, folder: Path, header: TableHeader, *, allocate: Allocate = allocate) -> None:
         """Create both files. They must not exist.
 
         Raises:
@@ -105,12 +105,13 @@ class Segment:
         self.header = header
         self.data_path = folder / f"data-{name}"
         self.table_path = folder / f"table-{name}"
+        self._allocate = allocate
         self._guard = threading.Lock()  # between close() here and populate() on another thread
         self._fds: list[int] = []
         try:
             self._data_fd = self._create(self.data_path, header.capacity_bytes)
             self._table_fd = self._create(self.table_path, header.table_bytes)
-            allocate(self._table_fd, 0, HEADER_BYTES)
+            self._allocate(self._table_fd, 0, HEADER_BYTES)
             os.pwrite(self._table_fd, header.encode(), 0)
             self._map = mmap.mmap(self._table_fd, header.table_bytes)
         except (OSError, OutOfSpace) as exc:
@@ -151,7 +152,7 @@ class Segment:
         start = HEADER_BYTES + first_slot * RECORD_BYTES
         start -= start % mmap.PAGESIZE
         end = HEADER_BYTES + (first_slot + count) * RECORD_BYTES
-        allocate(self._table_fd, start, end - start)
+        self._allocate(self._table_fd, start, end - start)
 
     def populate(self, offset_bytes: int, length_bytes: int, *, huge_pages: bool) -> None:
         """Reserve a region of the data file. Any thread; may take seconds.
@@ -166,9 +167,17 @@ class Segment:
         try:
             if huge_pages:
                 advise_huge(fd, offset_bytes, length_bytes)
-            allocate(fd, offset_bytes, length_bytes)
+            self._allocate(fd, offset_bytes, length_bytes)
         finally:
             os.close(fd)
+
+    def give_back(self, offset_bytes: int, length_bytes: int) -> None:
+        """Return a populated region, which no descriptor may ever have named, to the filesystem.
+
+        Raises:
+            OutOfSpace: the filesystem cannot do that.
+        """
+        give_back(self._data_fd, offset_bytes, length_bytes)
 
     def close(self, *, unlink: bool) -> None:
         """Unmap and close, and with `unlink` remove both files. Idempotent."""
