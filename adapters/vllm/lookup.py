@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from nexuskv.clock import Clock
 from nexuskv.config import Config
-from nexuskv.errors import NexusError
 from nexuskv.key import PageKey
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Lookups:
             self._answers[request_id] = answer
         answer.local_blocks = local_blocks
         if answer.held_blocks <= local_blocks and answer.lease is not None:
-            release(answer.lease)
+            answer.lease.release()
             answer.lease = None
         return answer
 
@@ -77,7 +76,7 @@ class Lookups:
         """Forget a request and give its lease back."""
         answer = self._answers.pop(request_id, None)
         if answer is not None and answer.lease is not None:
-            release(answer.lease)
+            answer.lease.release()
 
     def drop_all(self) -> None:
         """Forget every request."""
@@ -94,20 +93,15 @@ class Lookups:
         local_blocks: int,
     ) -> Lookup:
         now_s = self._clock.now()
-        missing = Lookup(lora, 0, now_s + self._config.adapter_miss_s, local_blocks)
-        try:
-            lease = self._store.acquire(
-                [(space, keys) for space in spaces],
-                request_id=self._lease_id(request_id),
-                ttl_s=self._config.lease_ttl_s,
-            )
-        except NexusError:
-            return missing
+        lease = self._store.acquire(
+            [(space, keys) for space in spaces],
+            request_id=self._lease_id(request_id),
+            ttl_s=self._config.lease_ttl_s,
+        )
         held = min((match.page_count for match in lease.matches), default=0)
         if held <= local_blocks:
-            release(lease)
-            missing.held_blocks = held
-            return missing
+            lease.release()
+            return Lookup(lora, held, now_s + self._config.adapter_miss_s, local_blocks)
         until_s = now_s + self._config.lease_ttl_s / 2
         return Lookup(lora, held, until_s, local_blocks, lease)
 
@@ -116,11 +110,3 @@ class Lookups:
         self._asked_count += 1
         text = f"{self._asked_count} {request_id}".encode()
         return hashlib.blake2b(self._nonce + text, digest_size=REQUEST_ID_BYTES).digest()
-
-
-def release(lease: "Lease") -> None:
-    """Give a lease back; one that cannot be given back ends by itself."""
-    try:
-        lease.release()
-    except NexusError:
-        return

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from nexuskv.adapters.vllm.identity import EngineFacts
-from nexuskv.adapters.vllm.lookup import Lookups, release
+from nexuskv.adapters.vllm.lookup import Lookups
 from nexuskv.adapters.vllm.plan import LoadPlan, SavePlan, StepPlan, StepReport
 from nexuskv.adapters.vllm.spaces import LoraFingerprints, RankSpaces
 from nexuskv.errors import ConfigError, NexusError
@@ -121,7 +121,7 @@ class SchedulerHalf:
             self._track(request, self._lora_of(request), 0)
             return
         if answer.lease is not None:
-            release(answer.lease)
+            answer.lease.release()
         self._track(request, answer.lora, answer.held_blocks)
 
     def _track(self, request: Any, lora: str | None, saved_blocks: int) -> None:
@@ -135,7 +135,7 @@ class SchedulerHalf:
         self._pending.pop(request_id, None)
         lease = self._pending_leases.pop(request_id, None)
         if lease is not None:
-            release(lease)
+            lease.release()
 
     # --- steps
 
@@ -208,7 +208,7 @@ class SchedulerHalf:
         """Act upon what the workers made of a step."""
         self._confirmed_step = max(self._confirmed_step, report.step)
         while self._leases and self._leases[0][0] <= report.step:
-            release(self._leases.popleft()[1])
+            self._leases.popleft()[1].release()
         loaded = sum(report.loaded.values()) * self._facts.block_tokens
         self.counters["hit_tokens"] += loaded
         self.counters["failed_tokens"] += report.failed_blocks * self._facts.block_tokens
@@ -237,9 +237,9 @@ class SchedulerHalf:
         """Give back every lease."""
         self._lookups.drop_all()
         for _, lease in self._leases:
-            release(lease)
+            lease.release()
         for lease in self._pending_leases.values():
-            release(lease)
+            lease.release()
         self._leases.clear()
         self._pending_leases.clear()
 
