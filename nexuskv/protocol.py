@@ -236,6 +236,45 @@ def decode_reply(payload: bytes | memoryview) -> Frame:
     return _decode(payload, _REPLY_CHECKS)
 
 
+class EventFrame(NamedTuple):
+    """One decoded event. `body` has the fields of its kind, in order, already checked."""
+
+    incarnation: bytes
+    sequence: int
+    event: Event
+    namespace_id: bytes
+    body: list[object]
+
+
+EVENT_SHAPES: Final[dict[Event, tuple[str, ...]]] = {
+    Event.STORED: ("u64", "bytes", "bytes"),  # parent state, parent, keys
+    Event.REMOVED: ("bytes",),  # keys
+    Event.CLEARED: ("u64",),  # epoch
+}
+
+
+def decode_event(payload: bytes | memoryview) -> EventFrame:
+    """Read the second part of an event.
+
+    Raises:
+        ProtocolError: no event, another version, an unknown kind, or wrong fields.
+    """
+    try:
+        frame = msgpack.unpackb(payload)
+        version, incarnation, sequence, number, namespace_id, body = frame
+        words = EVENT_SHAPES[Event(number)]
+        good = len(body) == len(words) and all(
+            WORDS[word](value) for word, value in zip(words, body, strict=True)
+        )
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as exc:
+        raise ProtocolError(f"{len(payload)} bytes that are no event: {exc}") from exc
+    if version != VERSION or not good or not _is_u64(sequence):
+        raise ProtocolError(f"an event of version {version!r:.20} or with other fields")
+    if type(incarnation) is not bytes or type(namespace_id) is not bytes:
+        raise ProtocolError("an event names the daemon's run and a namespace by bytes")
+    return EventFrame(incarnation, sequence, Event(number), namespace_id, body)
+
+
 def request_id_of(payload: bytes | memoryview) -> int:
     """The request id of a frame that may be malformed otherwise, or 0."""
     try:

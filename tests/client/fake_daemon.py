@@ -206,13 +206,13 @@ class FakeDaemon:
             count += 1
         return count
 
-    def _match(self, chains: list[list[object]]) -> list[object]:
-        counts = [self._matched(number, keys) for number, keys in chains]  # type: ignore[arg-type,misc]  # the protocol says so
-        tokens = min(
-            (c * self.namespaces[n].page_tokens for c, (n, _) in zip(counts, chains, strict=True)),  # type: ignore[index,misc]  # as above
-            default=0,
-        )
-        return [tokens, [[count, [count, 0], 1000] for count in counts]]
+    def _match(self, chains: list[tuple[int, bytes]]) -> list[object]:
+        counts = [self._matched(number, keys) for number, keys in chains]
+        tokens = [
+            count * self.namespaces[number].page_tokens
+            for count, (number, _) in zip(counts, chains, strict=True)
+        ]
+        return [min(tokens, default=0), [[count, [count, 0], 1000] for count in counts]]
 
     def _ping(self, payload: bytes) -> list[object]:
         return [payload]
@@ -227,7 +227,7 @@ class FakeDaemon:
         if lease and lease not in self.leases.values():
             raise LeaseExpired(f"lease {lease} is unknown")
         number = self.leases.setdefault(request, len(self.leases) + 1)
-        tokens, matches = self._match(chains)  # type: ignore[arg-type]  # lists on the wire
+        tokens, matches = self._match(chains)
         runs = [
             [index, 0, self.descriptors(ns, keys), b""] for index, (ns, keys) in enumerate(chains)
         ]
