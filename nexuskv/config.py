@@ -5,12 +5,12 @@ one clear error before anything opens. Built once in `main` or `connect`, then p
 else reads the environment.
 """
 
-import math
 import os
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,9 @@ KIB: Final = 1024
 MIB: Final = 1024**2
 GIB: Final = 1024**3
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]iB|[KMGT]B|[KMGT])?", re.IGNORECASE)
+_SIZE: Final = re.compile(
+    r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(B|[KMGT]iB|[KMGT]B|[KMGT])?", re.IGNORECASE
+)
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -35,8 +37,8 @@ def parse_size(text: str) -> int:
     if not found:
         raise ConfigError(f"{text!r} is not a size such as 64MiB or 16GiB")
     unit = (found[2] or "B").upper()
-    size = float(found[1]) * 1024 ** _POWERS[unit.rstrip("B").rstrip("I")]
-    if size != int(size):
+    size = Fraction(found[1]) * 1024 ** _POWERS[unit.rstrip("B").rstrip("I")]
+    if size.denominator != 1:
         raise ConfigError(f"{text!r} is not a whole number of bytes")
     return int(size)
 
@@ -56,12 +58,18 @@ class Setting:
     help: str
     unit: str = ""
     least: float = 0
-    most: float = math.inf
+    most: float = 0
+
+
+# What a setting is at most unless it says less: counts and sizes that a C library or a u64 of
+# milliseconds can still hold.
+_MOST: Final[Mapping[str, float]] = {"": 0, "count": 2**31 - 1, "size": 2**62, "s": 1e9}
 
 
 def _set(  # typed Any because a dataclass field stands for its value
-    default: object, help_text: str, unit: str = "", least: float = 0, most: float = math.inf
+    default: object, help_text: str, unit: str = "", least: float = 0, most: float | None = None
 ) -> Any:
+    most = _MOST[unit] if most is None else most
     return field(default=default, metadata={"setting": Setting(help_text, unit, least, most)})
 
 
@@ -101,7 +109,7 @@ class Config:
         GIB, "bytes one session may hold reserved and uncommitted", "size", MIB
     )
     batch_pages_max: int = _set(65536, "pages one message may name", "count", 1)
-    message_bytes_max: int = _set(16 * MIB, "one control message", "size", 64 * KIB)
+    message_bytes_max: int = _set(16 * MIB, "one control message", "size", 64 * KIB, GIB)
     send_backlog_bytes: int = _set(
         64 * MIB, "unsent replies to one session before it is closed", "size", 64 * KIB
     )
@@ -141,7 +149,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            _check(spec.name, spec.type, setting_of(spec.name), getattr(self, spec.name))
+            _check(spec.name, getattr(self, spec.name))
+        _check_name(self.name)
         if self.chunk_bytes % 4096:
             raise ConfigError(f"chunk_bytes {self.chunk_bytes} is not a multiple of 4096")
         if self.host_memory < self.chunk_bytes:
@@ -198,10 +207,12 @@ def load_config(
     sources = {spec.name: "default" for spec in fields(Config)}
     for source, found in _layers(file, env, flags or {}):
         for name, value in found.items():
+            place = f"env {ENV_PREFIX}{name.upper()}" if source == "env" else source
             if name not in sources:
-                raise ConfigError(f"unknown setting {name!r} from {source}")
-            values[name] = _read(name, value, source)
-            sources[name] = source.replace("env", f"env {ENV_PREFIX}{name.upper()}")
+                raise ConfigError(f"unknown setting {name!r} from {place}")
+            values[name] = _read(name, value, place)
+            _check(name, values[name], f" from {place}")
+            sources[name] = place
     return LoadedConfig(Config(**values), sources)  # type: ignore[arg-type]  # _read typed each
 
 
@@ -236,7 +247,9 @@ def _read(name: str, value: object, source: str) -> object:
     """One raw value as its field's type."""
     wanted = Config.__dataclass_fields__[name].type
     if not isinstance(value, str):
-        return float(value) if wanted is float and type(value) is int else value
+        if wanted is float and type(value) is int and abs(value) < 2**63:
+            return float(value)
+        return value
     try:
         if wanted is bool:
             return {"true": True, "1": True, "false": False, "0": False}[value.strip().lower()]
@@ -249,11 +262,25 @@ def _read(name: str, value: object, source: str) -> object:
     return value
 
 
-def _check(name: str, wanted: Any, setting: Setting, value: object) -> None:
+_KINDS: Final = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def _check(name: str, value: object, source: str = "") -> None:
+    wanted, setting = Config.__dataclass_fields__[name].type, setting_of(name)
+    assert isinstance(wanted, type)
     if type(value) is not wanted:
-        raise ConfigError(f"setting {name} cannot be {value!r}: it is a {wanted}")
+        raise ConfigError(f"setting {name}{source} cannot be {value!r}: it is {_KINDS[wanted]}")
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
-    if not setting.least <= value <= setting.most or math.isinf(value):
-        most = "" if math.isinf(setting.most) else f" and at most {setting.most:g}"
-        raise ConfigError(f"setting {name} is {value}, must be at least {setting.least:g}{most}")
+    if not setting.least <= value <= setting.most:
+        show = format_size if setting.unit == "size" else "{:.10g}".format
+        raise ConfigError(
+            f"setting {name}{source} is {show(value)}, must be at least {show(setting.least)} and "
+            f"at most {show(setting.most)}"
+        )
+
+
+def _check_name(name: str) -> None:
+    """The instance name becomes a part of paths, so it must be one plain part."""
+    if not name or name in {".", ".."} or "/" in name or "\0" in name:
+        raise ConfigError(f"setting name cannot be {name!r}: it is part of a path")

@@ -18,6 +18,7 @@ NAMESPACE_ID_BYTES: Final = 16
 FIELD_BYTES_MAX: Final = 4096
 RECORD_BYTES_MAX: Final = 16384
 PAGE_BYTES_MAX: Final = 2**32 - 1
+PAGE_TOKENS_MAX: Final = 2**31 - 1  # of any number of pages in a message, tokens stay below 2^63
 
 _LENGTH: Final = struct.Struct("<I")
 
@@ -64,12 +65,12 @@ class NamespaceRecord:
 
     def __post_init__(self) -> None:
         _check_values(self)
+        # The pairs are a set: their order means nothing, so equal records must not differ in it.
+        object.__setattr__(self, "extra", tuple(sorted(self.extra)))
         check_key_bytes(self.key_bytes)
-        for name, least in (("page_tokens", 1), ("page_bytes", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        if self.page_bytes > PAGE_BYTES_MAX:
-            raise ConfigError(f"page_bytes is {self.page_bytes}, at most {PAGE_BYTES_MAX}")
+        for name, most in (("page_tokens", PAGE_TOKENS_MAX), ("page_bytes", PAGE_BYTES_MAX)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}, at least 1 and at most {most}")
         for axis in ("tp", "pp", "cp", "dcp"):
             rank, size = getattr(self, f"{axis}_rank"), getattr(self, f"{axis}_size")
             if not 0 <= rank < size:
@@ -146,7 +147,7 @@ def _encode_value(value: object) -> bytes:
         return int(value).to_bytes(8, "little")
     assert isinstance(value, tuple)
     parts: list[bytes] = []
-    for name, text in sorted(value):
+    for name, text in value:
         for piece in (_encode_value(name), _encode_value(text)):
             parts += (_LENGTH.pack(len(piece)), piece)
     return b"".join(parts)

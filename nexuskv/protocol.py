@@ -29,6 +29,7 @@ LENGTH: Final = struct.Struct("<I")
 INCARNATION_BYTES: Final = 8
 REQUEST_ID_BYTES_MAX: Final = 64
 EVENT_TOPIC: Final = b"nexuskv"
+ITEMS_MAX: Final = 65536  # of one array in a request: its memory is taken before it is read
 
 
 class Type(IntEnum):
@@ -176,13 +177,17 @@ SHAPES: Final[dict[Type, Shape]] = {
     )
 }
 
-_REQUEST_CHECKS: Final = {
+_Checks = tuple[tuple[str, Callable[[object], bool]], ...]
+_REQUEST_CHECKS: Final[dict[int, _Checks]] = {
     int(kind): tuple((name, WORDS[word]) for name, word in shape.request)
     for kind, shape in SHAPES.items()
 }
-_REPLY_CHECKS: Final = {
-    int(kind) + REPLY: tuple((name, WORDS[word]) for name, word in shape.reply)
-    for kind, shape in SHAPES.items()
+_REPLY_CHECKS: Final[dict[int, _Checks]] = {
+    ERROR: (("code", WORDS["u64"]), ("message", WORDS["text"])),
+    **{
+        int(kind) + REPLY: tuple((name, WORDS[word]) for name, word in shape.reply)
+        for kind, shape in SHAPES.items()
+    },
 }
 
 
@@ -224,7 +229,7 @@ def decode_request(payload: bytes | memoryview) -> Frame:
     Raises:
         ProtocolError: not a frame, another version, an unknown type, or wrong fields.
     """
-    return _decode(payload, _REQUEST_CHECKS)
+    return _decode(payload, _REQUEST_CHECKS, ITEMS_MAX)
 
 
 def decode_reply(payload: bytes | memoryview) -> Frame:
@@ -233,7 +238,7 @@ def decode_reply(payload: bytes | memoryview) -> Frame:
     Raises:
         ProtocolError: as `decode_request`.
     """
-    return _decode(payload, _REPLY_CHECKS)
+    return _decode(payload, _REPLY_CHECKS, len(payload))
 
 
 class EventFrame(NamedTuple):
@@ -259,17 +264,21 @@ def decode_event(payload: bytes | memoryview) -> EventFrame:
     Raises:
         ProtocolError: no event, another version, an unknown kind, or wrong fields.
     """
+    frame = _unpack(payload, len(payload))
+    if type(frame) is not list or len(frame) != 6:
+        raise ProtocolError(
+            "an event is [version, incarnation, sequence, event, namespace_id, body]"
+        )
+    version, incarnation, sequence, number, namespace_id, body = frame
     try:
-        frame = msgpack.unpackb(payload)
-        version, incarnation, sequence, number, namespace_id, body = frame
         words = EVENT_SHAPES[Event(number)]
         good = len(body) == len(words) and all(
             WORDS[word](value) for word, value in zip(words, body, strict=True)
         )
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as exc:
+    except (ValueError, TypeError, KeyError) as exc:
         raise ProtocolError(f"{len(payload)} bytes that are no event: {exc}") from exc
     if version != VERSION or not good or not _is_u64(sequence):
-        raise ProtocolError(f"an event of version {version!r:.20} or with other fields")
+        raise ProtocolError("an event of another version or with other fields")
     if type(incarnation) is not bytes or type(namespace_id) is not bytes:
         raise ProtocolError("an event names the daemon's run and a namespace by bytes")
     return EventFrame(incarnation, sequence, Event(number), namespace_id, body)
@@ -278,8 +287,8 @@ def decode_event(payload: bytes | memoryview) -> EventFrame:
 def request_id_of(payload: bytes | memoryview) -> int:
     """The request id of a frame that may be malformed otherwise, or 0."""
     try:
-        frame = msgpack.unpackb(payload)
-    except (ValueError, TypeError, msgpack.UnpackException):
+        frame = _unpack(payload, ITEMS_MAX)
+    except ProtocolError:
         return 0
     if type(frame) is list and len(frame) > 2 and _is_u64(frame[2]):
         number: int = frame[2]
@@ -287,23 +296,27 @@ def request_id_of(payload: bytes | memoryview) -> int:
     return 0
 
 
-_Checks = tuple[tuple[str, Callable[[object], bool]], ...]
-_ERROR_CHECKS: Final[_Checks] = (("code", WORDS["u64"]), ("message", WORDS["text"]))
-
-
-def _decode(payload: bytes | memoryview, tables: dict[int, _Checks]) -> Frame:
+def _unpack(payload: bytes | memoryview, items_max: int) -> object:
+    """The msgpack value in some bytes; no array in it has more than `items_max` items."""
     try:
-        frame = msgpack.unpackb(payload)
-    except (ValueError, TypeError, msgpack.UnpackException) as exc:
+        value: object = msgpack.unpackb(payload, max_array_len=items_max)
+    except (ValueError, TypeError, MemoryError, msgpack.UnpackException) as exc:
         raise ProtocolError(f"{len(payload)} bytes that are no message: {exc}") from exc
+    return value
+
+
+def _decode(payload: bytes | memoryview, tables: dict[int, _Checks], items_max: int) -> Frame:
+    frame = _unpack(payload, items_max)
     if type(frame) is not list or len(frame) != 4:
         raise ProtocolError("a frame is [version, type, request_id, body]")
     version, kind, request_id, body = frame
-    if version != VERSION or type(version) is not int:
-        raise ProtocolError(f"protocol version {version!r:.40}, this side speaks {VERSION}")
+    if type(version) is not int:
+        raise ProtocolError("a frame is [version, type, request_id, body]")
+    if version != VERSION:
+        raise ProtocolError(f"protocol version {version}, this side speaks {VERSION}")
     if type(kind) is not int or not _is_u64(request_id) or type(body) is not list:
         raise ProtocolError("a frame is [version, type, request_id, body]")
-    checks = tables.get(kind, _ERROR_CHECKS if kind == ERROR else None)
+    checks = tables.get(kind)
     if checks is None:
         raise ProtocolError(f"unknown message type {kind}")
     if len(body) != len(checks):
