@@ -42,22 +42,32 @@ try() { local n; for n in 1 2 3; do "$$@" && return 0; say "try $$n of 3 failed:
   [ $$n = 3 ] || sleep $$((5 * n)); done; return 1; }
 endef
 
-# What has to be on the machine, each by the Debian package that brings it.
-define MISSING
+# What has to be on the machine, each by the Debian package that brings it: `need PACKAGE CHECK…`
+# notes the package when its check fails, `install_missing` brings those and nothing else.
+define PACKAGES
 missing=(); \
 need() { local package=$$1; shift; "$$@" >/dev/null 2>&1 || missing+=("$$package"); }; \
 header() { local folder; for folder in /usr/include /usr/local/include /usr/include/*-linux-gnu; do \
   [ -e "$$folder/$$1" ] && return 0; done; return 1; }; \
 python_header() { [ -e "$$($(PYTHON) -c \
   'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; }; \
-need python3-venv $(PYTHON) -c 'import ensurepip, venv'; \
-need python3-dev python_header; \
-need gcc command -v gcc; \
-need libc6-dev header stdio.h; \
-need libxxhash-dev header xxhash.h
+library() { $(PYTHON) -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$$1"; }; \
+install_missing() { \
+  [ $${#missing[@]} -gt 0 ] || return 0; \
+  if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+    say "this machine lacks what these Debian packages bring; run:"; \
+    say "  sudo apt-get install -y $${missing[*]}"; \
+    return 1; \
+  fi; \
+  say "installing Debian packages: $${missing[*]}"; \
+  export DEBIAN_FRONTEND=noninteractive; \
+  try apt-get update -qq && \
+  try apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null; \
+}
 endef
 
-.PHONY: help setup demo test test-engines test-vllm check bench clean system-packages
+.PHONY: help setup demo test test-engines test-vllm check bench clean \
+  system-packages vllm-packages
 
 help:
 	@sed -n '3,11s/^# \{0,1\}//p' Makefile
@@ -89,7 +99,7 @@ bench: setup
 # One line an engine: its own environment, its own least number of tests.
 test-engines: test-vllm
 
-test-vllm: $(VLLM_PROJECT_STAMP)
+test-vllm: vllm-packages $(VLLM_PROJECT_STAMP)
 	@echo "make: tests against the real vLLM" >&2
 	@mkdir -p build && rm -f build/engine-vllm.xml
 	@.venv-vllm/bin/pytest -m engine -W default tests/adapters --junitxml=build/engine-vllm.xml
@@ -97,21 +107,20 @@ test-vllm: $(VLLM_PROJECT_STAMP)
 
 # ---------------------------------------------------------------------------------------------
 system-packages:
-	@$(TRY); $(MISSING); \
-	if [ $${#missing[@]} -gt 0 ]; then \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    say "installing Debian packages: $${missing[*]}"; \
-	    export DEBIAN_FRONTEND=noninteractive; \
-	    try apt-get update -qq; \
-	    try apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null; \
-	  else \
-	    say "this machine lacks what these Debian packages bring; run:"; \
-	    say "  sudo apt-get install -y $${missing[*]}"; \
-	    exit 1; \
-	  fi; \
-	fi; \
+	@$(TRY); $(PACKAGES); \
+	need python3-venv $(PYTHON) -c 'import ensurepip, venv'; \
+	need python3-dev python_header; \
+	need gcc command -v gcc; \
+	need libc6-dev header stdio.h; \
+	need libxxhash-dev header xxhash.h; \
+	install_missing; \
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { say "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 …"; exit 1; }
+
+vllm-packages: system-packages
+	@$(TRY); $(PACKAGES); \
+	need libnuma1 library libnuma.so.1; \
+	install_missing
 
 # A stale .so would be used silently, so it goes before the build and the stamp comes after it.
 $(PROJECT_STAMP): | system-packages
