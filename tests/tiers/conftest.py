@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nexuskv.tiers.host import HostTier
+from nexuskv.tiers.populate import Allocate, allocate
 
 KIB = 1024
 CHUNK_BYTES = 64 * KIB
@@ -41,6 +42,7 @@ def open_tier(folder: Path) -> Iterator[OpenTier]:
         chunk_bytes: int = CHUNK_BYTES,
         huge_pages: bool = False,
         incarnation: bytes = INCARNATION,
+        allocate: Allocate = allocate,
         populated: int = 0,
     ) -> HostTier:
         tier = HostTier.open(
@@ -49,6 +51,7 @@ def open_tier(folder: Path) -> Iterator[OpenTier]:
             chunk_bytes=chunk_bytes,
             huge_pages=huge_pages,
             incarnation=incarnation,
+            allocate=allocate,
         )
         opened.append(tier)
         populate(tier, populated)

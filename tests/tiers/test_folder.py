@@ -15,10 +15,10 @@ from tests.tiers.conftest import CHUNK_BYTES, OpenTier
 HOLD = """
 import sys
 from pathlib import Path
-from nexuskv.tiers.host import HostTier
-tier = HostTier.open(folder=Path(sys.argv[1]), capacity_bytes=1 << 20, chunk_bytes=1 << 16,
-                     huge_pages=False, incarnation=bytes(8))
-tier.populate_chunk(0)
+from nexuskv.tiers.folder import lock_folder
+lock = lock_folder(Path(sys.argv[1]))
+for name in ("data-00000000", "table-00000000"):
+    (lock.folder / name).write_bytes(bytes(1 << 20))
 print("open", flush=True)
 sys.stdin.read()
 """

@@ -21,11 +21,14 @@ def test_a_header_is_read_as_it_was_written() -> None:
     assert TableHeader.decode(HEADER.encode().ljust(HEADER_BYTES, b"\0")) == HEADER
 
 
-@pytest.mark.parametrize("offset", range(len(HEADER.encode())))
-def test_a_flipped_byte_is_noticed(offset: int) -> None:
-    raw = bytearray(HEADER.encode())
-    raw[offset] ^= 1
-    assert TableHeader.decode(bytes(raw)) is None
+def test_any_flipped_byte_is_noticed() -> None:
+    raw = HEADER.encode()
+    unnoticed = [
+        at
+        for at in range(len(raw))
+        if TableHeader.decode(raw[:at] + bytes((raw[at] ^ 1,)) + raw[at + 1 :]) is not None
+    ]
+    assert unnoticed == []
 
 
 @pytest.mark.parametrize("length", [0, 7, 80])
