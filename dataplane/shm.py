@@ -21,8 +21,9 @@ from nexuskv.dataplane import native
 from nexuskv.dataplane.batch import Pages, Regions, Segment, SlotTable, Stored
 from nexuskv.dataplane.population import Populator
 from nexuskv.errors import ConfigError, NexusError, ProtocolError, TransferFailed, translating
-from nexuskv.types import PAGE_ALIGN_BYTES, Descriptor
+from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT, PAGE_ALIGN_BYTES, Descriptor
 
+_GENERATION: Final = struct.Struct("=Q")
 _BATCH_ERRORS: Final[dict[type[BaseException], type[NexusError]]] = {
     IndexError: ProtocolError,
     ValueError: ConfigError,
@@ -158,6 +159,32 @@ class SegmentMap:
             (now,) = struct.unpack_from("=Q", table, record + self._slots.generation_offset)
             return int(now)
 
+    def page_views(self, descriptors: bytes) -> list[memoryview | None]:
+        """`page_view` of many pages at once; None where a descriptor names none. Errors the same."""
+        views: list[memoryview | None] = []
+        segment_id, end = self._segment.segment_id, self._segment.size_bytes
+        with self._in_use() as (data, _):
+            whole = memoryview(data).toreadonly()
+            for segment, size, offset, _sum, _generation in DESCRIPTOR_FORMAT.iter_unpack(
+                descriptors
+            ):
+                if size and (segment != segment_id or offset + size > end):
+                    raise ProtocolError(f"{size} bytes at {offset} are not in segment {segment_id}")
+                views.append(whole[offset : offset + size] if size else None)
+        return views
+
+    def unchanged(self, descriptors: bytes) -> bool:
+        """Whether every slot named has its descriptor's generation still. Errors: `generation`."""
+        at = self._slots.generation_offset
+        with self._in_use() as (_, table):
+            for raw in _split(descriptors):
+                descriptor = Descriptor.decode(raw)
+                if descriptor.size_bytes:
+                    record = _record_offset(self._slots, descriptor)
+                    if _GENERATION.unpack_from(table, record + at)[0] != descriptor.generation:
+                        return False
+        return True
+
     def wait_populated(self, timeout_s: float) -> bool:
         """Whether every chunk named so far has its page tables filled within `timeout_s`."""
         return self._populator.wait_idle(timeout_s)
@@ -214,6 +241,11 @@ def _unmap(mapping: mmap.mmap) -> None:
         mapping.close()
     except BufferError:
         return  # a view or a copy still uses it; the last reference that goes unmaps it
+
+
+def _split(descriptors: bytes) -> list[bytes]:
+    starts = range(0, len(descriptors), DESCRIPTOR_BYTES)
+    return [descriptors[start : start + DESCRIPTOR_BYTES] for start in starts]
 
 
 def _record_offset(slots: SlotTable, descriptor: Descriptor) -> int:

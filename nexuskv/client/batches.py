@@ -4,11 +4,15 @@ Everything a caller can get wrong is found here, before a byte is sent.
 """
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Final, Protocol
 
 from nexuskv.dataplane.batch import Buffer, Regions
 from nexuskv.errors import ConfigError
 from nexuskv.types import DESCRIPTOR_BYTES
+
+_TRAITS: Final = attrgetter("nbytes", "c_contiguous", "readonly")
+_BOTH: Final = (False, True)
 
 FRAME_BYTES: Final = 1024
 """Room in a message for everything but keys and per-page results."""
@@ -25,6 +29,8 @@ def check_memory(
     """
     if len(items) != page_count:
         raise ConfigError(f"{page_count} keys, but memory for {len(items)} pages")
+    if _all_plain(items, page_bytes=page_bytes, writable=writable):
+        return
     for index, item in enumerate(items):
         if isinstance(item, list | tuple):
             size_bytes = sum([_region_bytes(part, index, writable) for part in item])
@@ -32,6 +38,16 @@ def check_memory(
             size_bytes = _region_bytes(item, index, writable)  # type: ignore[arg-type]  # checked there
         if size_bytes != page_bytes:
             raise ConfigError(f"item {index} has {size_bytes} bytes, pages have {page_bytes}")
+
+
+def _all_plain(items: Sequence[Regions], *, page_bytes: int, writable: bool) -> bool:
+    """Whether every item is one good buffer: the usual batch, looked at without a Python loop."""
+    try:
+        found = set(map(_TRAITS, map(memoryview, items)))  # type: ignore[arg-type]  # else an error
+    except (TypeError, ValueError, BufferError):
+        return False
+    good = {(page_bytes, True, False)} if writable else {(page_bytes, True, x) for x in _BOTH}
+    return found <= good
 
 
 def _region_bytes(region: Buffer, index: int, writable: bool) -> int:

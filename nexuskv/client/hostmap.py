@@ -11,7 +11,7 @@ from nexuskv.client.session import Session
 from nexuskv.dataplane.batch import Pages, Regions, Stored
 from nexuskv.dataplane.shm import SegmentMap
 from nexuskv.errors import ConfigError, ProtocolError
-from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT, Descriptor, PageStatus
+from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT, PageStatus
 
 
 class HostMap:
@@ -101,13 +101,25 @@ class HostMap:
                 statuses[index] = status
         return bytes(statuses)
 
-    def page_view(self, descriptor: Descriptor) -> memoryview:
-        """A read-only view of one page's bytes, in place."""
-        return self._segment(descriptor.segment_id).page_view(descriptor)
+    def page_views(self, descriptors: bytes) -> list[memoryview | None]:
+        """Read-only views of pages in place; None where a descriptor names none."""
+        if self._sole is not None:
+            return self._sole.page_views(descriptors)
+        views: list[memoryview | None] = []
+        for row in _rows(descriptors):
+            number, size_bytes = DESCRIPTOR_FORMAT.unpack(row)[:2]
+            views += self._segment(number).page_views(row) if size_bytes else [None]
+        return views
 
-    def generation(self, descriptor: Descriptor) -> int:
-        """The generation that the page's slot has now."""
-        return self._segment(descriptor.segment_id).generation(descriptor)
+    def unchanged(self, descriptors: bytes) -> bool:
+        """Whether the slots named still hold what they held when the descriptors were made."""
+        if self._sole is not None:
+            return self._sole.unchanged(descriptors)
+        for row in _rows(descriptors):
+            number, size_bytes = DESCRIPTOR_FORMAT.unpack(row)[:2]
+            if size_bytes and not self._segment(number).unchanged(row):
+                return False
+        return True
 
     def _segment(self, number: int) -> SegmentMap:
         if number not in self._segments:
@@ -156,6 +168,11 @@ def _raw(pages: Pages) -> bytes:
     if not isinstance(pages.descriptors, bytes):
         raise ConfigError("descriptors of several segments are given as bytes")
     return pages.descriptors
+
+
+def _rows(descriptors: bytes) -> list[bytes]:
+    starts = range(0, len(descriptors), DESCRIPTOR_BYTES)
+    return [descriptors[start : start + DESCRIPTOR_BYTES] for start in starts]
 
 
 def _pick(pages: Pages, indexes: Sequence[int]) -> Pages:

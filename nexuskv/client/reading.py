@@ -40,7 +40,7 @@ _STATUSES: Final = tuple(PageStatus)
 
 def as_statuses(raw: bytes | bytearray) -> list[PageStatus]:
     """Status bytes as `PageStatus` values."""
-    return [_STATUSES[value] for value in raw]
+    return list(map(_STATUSES.__getitem__, raw))
 
 
 def granted_ttl_s(link: Link, ttl_s: float) -> float:

@@ -26,7 +26,7 @@ from nexuskv.errors import (
     translating,
 )
 from nexuskv.protocol import Type
-from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT, Descriptor
+from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT
 
 
 class View:
@@ -46,7 +46,7 @@ class View:
         self._check = check
         self._term: Term | None = None
         self._host: HostMap | None = None
-        self._descriptors: list[Descriptor] = []
+        self._descriptors: list[bytes] = []
         self._held = False
         self._open = False
         self.pages: list[memoryview | None] = [None] * (len(keys) // identity.key_bytes)
@@ -106,7 +106,7 @@ class View:
             return False
         try:
             # Generations before the deadline: what they prove must lie within the lease.
-            same = all(host.generation(d) == d.generation for d in self._descriptors)
+            same = all(map(host.unchanged, self._descriptors))
         except NexusError:
             return False
         return same and term.held_at(self._process.clock.now())
@@ -153,17 +153,17 @@ class View:
 
     def _show(self, start: int, descriptors: bytes, deadline_s: float) -> None:
         assert self._host is not None
-        good = self._hashed(start, descriptors, deadline_s) if self._check else None
-        for index, row in enumerate(DESCRIPTOR_FORMAT.iter_unpack(descriptors)):
-            if not row[1] or (good is not None and good[index] != HIT):
-                continue
-            if row[1] != self._identity.page_bytes:
+        for row in DESCRIPTOR_FORMAT.iter_unpack(descriptors):
+            if row[1] not in (0, self._identity.page_bytes):
                 raise ProtocolError(
-                    f"a page of {row[1]} bytes, pages have {self._identity.page_bytes}"
+                    f"a page of {row[1]} bytes where pages have {self._identity.page_bytes}"
                 )
-            descriptor = Descriptor(row[0], row[2], row[1], row[3], row[4])
-            self._descriptors.append(descriptor)
-            self.pages[start + index] = self._host.page_view(descriptor)
+        views = self._host.page_views(descriptors)
+        if self._check:
+            found = self._hashed(start, descriptors, deadline_s)
+            views = [v if f == HIT else None for v, f in zip(views, found, strict=True)]
+        self._descriptors.append(descriptors)
+        self.pages[start : start + len(views)] = views
 
     def _hashed(self, start: int, descriptors: bytes, deadline_s: float) -> bytes:
         assert self._host is not None
