@@ -12,7 +12,7 @@ from typing import Final
 import xxhash
 
 TRACE: Final = "conversation"
-PAGE_BYTES: Final = 128 * 1024
+PAGE_BYTES: Final = 64 * 1024
 PAGE_TOKENS: Final = 512
 KEY_BYTES: Final = 16
 MODEL: Final = "demo/conversation"

@@ -7,6 +7,7 @@ call walks through as much memory as the pool holds, so that neither finds its s
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
@@ -16,7 +17,7 @@ from nexuskv import connect
 from nexuskv.client.space import Space
 from nexuskv.client.store import Store
 from nexuskv.config import KIB, MIB, load_config
-from nexuskv.errors import NexusError
+from nexuskv.errors import NexusError, TransferTimeout
 from nexuskv.tools.bench.bare import KEY_BYTES, BareSegment, Memory, batch_name, copy_plainly
 from nexuskv.tools.bench.report import Row, row
 from nexuskv.tools.bench.timing import BusyThread, alternate
@@ -25,6 +26,7 @@ from nexuskv.types import PageStatus
 
 POOL_BYTES: Final = 1024 * MIB
 CHUNK_BYTES: Final = 32 * MIB
+POPULATE_S: Final = 120.0
 GIL_WAIT_S: Final = 0.005
 VIEW_FACTOR: Final = 10.0
 BATCH: Final = 32
@@ -56,6 +58,7 @@ class _Bench:
 
     def __init__(self, url: str, store: Store, *, page_bytes: int, count: int) -> None:
         self.url = url
+        self.store = store
         self.page_bytes = page_bytes
         self.count = count
         self.batch_bytes = page_bytes * count
@@ -72,13 +75,24 @@ class _Bench:
         self.stored = 0  # batches put so far
 
     def warm(self) -> None:
-        """Fill the pool and the bare segment once over, and pages for the gets."""
+        """Fill the pool and the bare segment once over, when the pool has all its memory."""
+        end_s = time.monotonic() + POPULATE_S
+        while not self._populated():
+            if time.monotonic() > end_s:
+                raise TransferTimeout(f"the daemon has no {POOL_BYTES} bytes after {POPULATE_S} s")
+            self.prepare(1)
+            self.put(0)
         for turn in range(POOL_BYTES // self.batch_bytes + 1):
             self.prepare(1)
             self.put(turn)
             self.bare.store(turn, self.from_)
         for turn in range(POOL_BYTES // self.batch_bytes):
             self.bare.load(turn, self.into)
+
+    def _populated(self) -> bool:
+        gauges = self.store.stats()["gauges"]
+        assert isinstance(gauges, dict)
+        return bool(gauges["populated_bytes"] >= POOL_BYTES)
 
     def prepare(self, batches: int) -> None:
         """Make keys for so many puts, so that no measured call does."""

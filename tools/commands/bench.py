@@ -36,19 +36,26 @@ TOPICS: Final = {
 
 def _bench(topic: str) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
-        from nexuskv.tools.bench.report import broken_limits, report
+        from nexuskv.tools.daemon_process import interrupt_on_sigterm
 
+        interrupt_on_sigterm()
         measure: Rows = importlib.import_module(f"nexuskv.tools.bench.{topic}").rows
-        rows = measure(arguments.quick)
-        if arguments.json:
-            print_json(report(topic, rows))
-        else:
-            _print(rows)
-        for name in (broken := broken_limits(rows)):
-            say(f"{name} beats its physical limit: the limit was measured wrongly")
-        return 1 if broken else 0
+        return show(topic, measure(arguments.quick), as_json=arguments.json)
 
     return run
+
+
+def show(topic: str, rows: Sequence[Mapping[str, object]], *, as_json: bool) -> int:
+    """Print a benchmark's rows; 1 when a row beats its physical limit, else 0."""
+    from nexuskv.tools.bench.report import broken_limits, report
+
+    if as_json:
+        print_json(report(topic, rows))
+    else:
+        _print(rows)
+    for name in (broken := broken_limits(rows)):
+        say(f"{name} beats its physical limit: the limit was measured wrongly")
+    return 1 if broken else 0
 
 
 def _print(rows: Sequence[Mapping[str, object]]) -> None:

@@ -4,13 +4,14 @@ Each opens one connection, asks, prints. None of them changes anything.
 """
 
 import argparse
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from nexuskv.config import format_size
-from nexuskv.errors import ConfigError
+from nexuskv.errors import ConfigError, DaemonUnreachable
 from nexuskv.tools.commands.command import Command, add_url, settings_of
 from nexuskv.tools.output import print_json, print_table
 from nexuskv.tools.rows import Row, named
@@ -26,8 +27,13 @@ PINGS_MAX: Final = 100_000
 def _open(arguments: argparse.Namespace) -> "Store":
     from nexuskv import connect
 
-    config = settings_of(arguments).config
-    return connect(config.url or None, config)
+    # The one line that a command ends with says it; the library's warnings are for engines' logs.
+    logging.getLogger("nexuskv.client").addHandler(logging.NullHandler())
+    store = connect(config=settings_of(arguments).config)
+    if not store.connected:
+        store.close()
+        raise DaemonUnreachable(f"no daemon answers at {store.url}")
+    return store
 
 
 def _listing(store: "Store", what: str, namespace_id: bytes = b"") -> Iterator[Row]:
