@@ -1,6 +1,6 @@
 /* The kernels for AVX2; chosen at run time, so the module still loads on older processors. */
 #if defined(__x86_64__)
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,prfchw") /* prefetchw does nothing where it is unknown */
 #define NK_SUFFIX avx2
 #include "_copyhash.h"
 

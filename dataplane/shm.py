@@ -160,7 +160,7 @@ class SegmentMap:
             return int(now)
 
     def page_views(self, descriptors: bytes) -> list[memoryview | None]:
-        """`page_view` of many pages at once; None where a descriptor names none. Errors the same."""
+        """`page_view` of many pages; None where a descriptor names none. Errors the same."""
         views: list[memoryview | None] = []
         segment_id, end = self._segment.segment_id, self._segment.size_bytes
         with self._in_use() as (data, _):
