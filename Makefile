@@ -60,7 +60,7 @@ install_missing() { \
     return 1; \
   fi; \
   say "installing Debian packages: $${missing[*]}"; \
-  export DEBIAN_FRONTEND=noninteractive; \
+  export DEBIAN_FRONTEND=noninteractive DEBCONF_NOWARNINGS=yes; \
   try apt-get update -qq && \
   try apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null; \
 }
@@ -128,7 +128,7 @@ $(PROJECT_STAMP): | system-packages
 	.venv/bin/python -m pip --version >/dev/null 2>&1 || { rm -rf .venv; $(PYTHON) -m venv .venv; }; \
 	rm -f .venv/stamp-project-* dataplane/_native*.so; \
 	export NEXUSKV_NATIVE=require; \
-	try .venv/bin/pip install -q -e '.[test,lint]'; \
+	try .venv/bin/pip install -qq -e '.[test,lint]'; \
 	touch $@
 
 # The list is complete, so nothing is resolved: that keeps out the GPU and media packages vLLM
@@ -137,7 +137,7 @@ $(PROJECT_STAMP): | system-packages
 $(VLLM_STAMP): | setup
 	@$(TRY); say "installing vLLM into .venv-vllm: minutes, and gigabytes"; \
 	rm -rf .venv-vllm; $(PYTHON) -m venv .venv-vllm; \
-	install=(.venv-vllm/bin/pip install -q --no-deps -r $(VLLM_REQUIREMENTS)); \
+	install=(.venv-vllm/bin/pip install -qq --no-deps -r $(VLLM_REQUIREMENTS)); \
 	"$${install[@]}" || { \
 	  say "pip's own indexes were not enough, adding $(TORCH_INDEX)"; \
 	  try "$${install[@]}" --extra-index-url $(TORCH_INDEX); }; \
@@ -147,7 +147,7 @@ $(VLLM_PROJECT_STAMP): $(VLLM_STAMP) | setup
 	@$(TRY); say "installing NexusKV into .venv-vllm"; \
 	rm -f .venv-vllm/stamp-project-*; \
 	export NEXUSKV_NATIVE=require; \
-	try .venv-vllm/bin/pip install -q --no-deps -e .; \
+	try .venv-vllm/bin/pip install -qq --no-deps -e .; \
 	touch $@
 
 # A native module that was deleted is built again, whatever the stamp says.
