@@ -2,10 +2,12 @@
 
 import gc
 import logging
+import resource
 import secrets
 import signal
 import sys
 from pathlib import Path
+from typing import Final
 
 from nexuskv.clock import MonotonicClock
 from nexuskv.config import Config, default_url
@@ -16,6 +18,7 @@ from nexuskv.worker.host import HostTools
 from nexuskv.worker.worker import Worker
 
 _LOG = logging.getLogger("nexuskv.serve")
+_OWN_DESCRIPTORS: Final = 64  # files, listeners, eventfds, and some in reserve
 
 
 def serve(config: Config) -> int:
@@ -30,6 +33,7 @@ def serve(config: Config) -> int:
         ConfigError: something of the configuration cannot be had; nothing stays behind.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    _allow_descriptors(config.sessions_max)
     incarnation = secrets.token_bytes(INCARNATION_BYTES)
     tier = HostTier.open(
         folder=segment_folder(config),
@@ -46,8 +50,9 @@ def serve(config: Config) -> int:
         try:
             _serve(config, tier, worker, incarnation, tools.native)
         finally:
-            worker.close(config.stop_timeout_s)
-            tools.close()
+            # A thread that reads a page for longer still needs its mapping; the process ends soon.
+            if worker.close(config.stop_timeout_s):
+                tools.close()
     finally:
         tier.close(unlink=True)
     return 0
@@ -66,11 +71,11 @@ def _serve(config: Config, tier: HostTier, worker: Worker, incarnation: bytes, n
     def ready() -> None:
         print("nexuskv: ready", *control.urls, file=sys.stderr, flush=True)
 
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: control.stop())
     worker.start()
     control.open(on_ready=ready)
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: control.stop())
         # Reference counts free everything here; a collection would stop the loop for long.
         gc.collect()
         gc.freeze()
@@ -78,6 +83,15 @@ def _serve(config: Config, tier: HostTier, worker: Worker, incarnation: bytes, n
         control.run()
     finally:
         control.close()
+
+
+def _allow_descriptors(sessions_max: int) -> None:
+    """Raise our limit as far as it may be: a local session takes a socket and a pidfd."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * sessions_max + _OWN_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def segment_folder(config: Config) -> Path:

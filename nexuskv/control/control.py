@@ -59,7 +59,7 @@ class Control:
         self._worker = worker
         self._tier = tier
         self.counters = Counters()
-        self.loop = Loop(clock)
+        self.loop = Loop(clock, self.counters)
         self._carriers: list[LocalCarrier | RemoteCarrier] = []
         self._http: HttpServer | None = None
         # Ids of one run never name anything of another: they start at a random number.
@@ -80,9 +80,6 @@ class Control:
         )
         self._waiting = Waiting(config=config, clock=clock, pages=pages, counters=self.counters)
         self._sessions.on_end.append(self._waiting.session_ended)
-        self._recheck = Recheck(
-            pages=pages, worker=worker, events=self._events, counters=self.counters
-        )
         self.metrics = Metrics(
             clock=clock,
             counters=self.counters,
@@ -93,6 +90,7 @@ class Control:
             waiting=self._waiting,
             native=native,
             urls=lambda: self.urls,
+            http=lambda: self.http_address,
         )
         room = Room(
             config=config,
@@ -101,6 +99,9 @@ class Control:
             pages=pages,
             namespaces=namespaces,
             counters=self.counters,
+        )
+        self._recheck = Recheck(
+            pages=pages, room=room, worker=worker, events=self._events, counters=self.counters
         )
         inspection = Inspection(namespaces=namespaces, sessions=self._sessions, pages=pages)
         self._dispatcher = Dispatcher(
@@ -141,7 +142,6 @@ class Control:
                 stats=self.metrics.stats,
             ),
             counters=self.counters,
-            now=clock.now,
         )
         self.loop.add_ticker(self._waiting)
         self.loop.add_ticker(Expiry(pages))
@@ -151,6 +151,11 @@ class Control:
     def urls(self) -> list[str]:
         """The addresses it listens on."""
         return [carrier.url for carrier in self._carriers]
+
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT of /metrics, empty without."""
+        return self._http.address if self._http is not None else ""
 
     def open(self, *, on_ready: Callable[[], None]) -> None:
         """Listen and begin to populate memory; `on_ready` is called once pages can be stored.
@@ -222,6 +227,8 @@ class Control:
                 self._supply.populated(result)
             else:
                 self._recheck.checked(result)
+        # A queue that was full of re-checks has room again.
+        self._supply.next()
 
     def _metrics_text(self, timeout_s: float) -> str:
         return self.loop.call(self.metrics.prometheus, timeout_s=timeout_s)

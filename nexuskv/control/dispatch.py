@@ -42,12 +42,10 @@ class Dispatcher:
         writing: Writing,
         admin: Admin,
         counters: Counters,
-        now: Callable[[], float],
     ) -> None:
         self._greeting = greeting
         self._reading = reading
         self._counters = counters
-        self._now = now
         self._handlers: dict[int, Callable[[Session, Body], Reply]] = {
             Type.OPEN_NAMESPACE: greeting.open_namespace,
             Type.MATCH: reading.match,
@@ -78,6 +76,8 @@ class Dispatcher:
         self._counters.add("requests")
         try:
             reply = self._answer(peer, frame)
+            if frame.request_id:
+                peer.send(encode(frame.type + REPLY, frame.request_id, reply))
         except NexusError as exc:
             self._refuse(peer, frame, exc)
         except Exception:  # noqa: BLE001  # the edge of a request
@@ -85,9 +85,6 @@ class Dispatcher:
             self._counters.add("internal_errors")
             self._refuse(peer, frame, Unavailable("the daemon failed to handle this request"))
             peer.close()
-        else:
-            if frame.request_id:
-                peer.send(encode(frame.type + REPLY, frame.request_id, reply))
 
     def _answer(self, peer: Peer, frame: Frame) -> Reply:
         session = peer.session
@@ -95,7 +92,6 @@ class Dispatcher:
             if frame.type != Type.HELLO:
                 raise ProtocolError("a session starts with hello")
             return self._greeting.hello(peer, frame.body)
-        session.last_seen_s = self._now()
         handler = self._handlers.get(frame.type)
         if handler is not None:
             return handler(session, frame.body)

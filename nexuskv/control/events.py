@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from nexuskv.control.counters import Counters
-from nexuskv.errors import ConfigError, translating
+from nexuskv.control.endpoint import bind
+from nexuskv.errors import ConfigError
 from nexuskv.protocol import EVENT_TOPIC, VERSION, Event, ParentState
 
 if TYPE_CHECKING:
@@ -24,23 +25,27 @@ class EventStream:
         self.address = ""
         self._incarnation = incarnation
         self._counters = counters
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
 
     def open(self, url: str, *, backlog_max: int) -> None:
         """Publish on `url` (a port of 0 picks one; `address` tells which).
 
         Raises:
-            ConfigError: the address cannot be bound.
+            ConfigError: no loopback address, or one that cannot be bound.
         """
         import zmq
 
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
-        socket.setsockopt(zmq.SNDHWM, backlog_max)
-        socket.setsockopt(zmq.LINGER, 0)
-        with translating({zmq.ZMQError: ConfigError}):
-            socket.bind(url)
-        self.address = endpoint_of(socket)
-        self._socket = socket
+        # A context of its own ends with it: the shared one would outlive the daemon's run.
+        self._context = zmq.Context(1)
+        self._socket = self._context.socket(zmq.PUB)
+        self._socket.setsockopt(zmq.SNDHWM, backlog_max)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        try:
+            self.address = bind(self._socket, url)
+        except ConfigError:
+            self.close()
+            raise
 
     def stored(
         self, namespace_id: bytes, *, parent_state: ParentState, parent: bytes, keys: bytes
@@ -58,9 +63,9 @@ class EventStream:
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            socket.close()
+        context, self._context, self._socket = self._context, None, None
+        if context is not None:
+            context.destroy()
 
     def _publish(self, event: Event, namespace_id: bytes, body: tuple[object, ...]) -> None:
         self.sequence += 1
@@ -69,12 +74,3 @@ class EventStream:
         message = (VERSION, self._incarnation, self.sequence, int(event), namespace_id, body)
         self._socket.send_multipart([EVENT_TOPIC, msgpack.packb(message)])
         self._counters.add("events_sent")
-
-
-def endpoint_of(socket: "zmq.Socket[bytes]") -> str:
-    """The address a zmq socket is bound to, with the port that was picked."""
-    import zmq
-
-    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
-    assert isinstance(endpoint, bytes)
-    return endpoint.rstrip(b"\0").decode()

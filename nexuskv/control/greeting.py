@@ -56,6 +56,7 @@ class Greeting:
             {
                 "message_bytes_max": self._config.message_bytes_max,
                 "batch_pages_max": self._config.batch_pages_max,
+                "session_reserved_bytes": self._config.session_reserved_bytes,
                 "lease_ttl_max_ms": int(self._config.lease_ttl_max_s * 1000),
                 "acquire_wait_max_ms": int(self._config.acquire_wait_max_s * 1000),
             },

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from nexuskv.errors import ConfigError, NexusError, translating
+from nexuskv.errors import ConfigError, NexusError
 
 _ANSWER_TIMEOUT_S = 2.0
 _REQUEST_TIMEOUT_S = 5.0
@@ -28,7 +28,7 @@ class HttpServer:
             ConfigError: a bad address, or one that cannot be bound.
         """
         host, _, port = address.rpartition(":")
-        if not port.isdigit() or int(port) > 65535:
+        if not port.isdecimal() or not port.isascii() or int(port) > 65535:
             raise ConfigError(f"http address {address!r} is not HOST:PORT")
 
         class Handler(BaseHTTPRequestHandler):
@@ -46,10 +46,12 @@ class HttpServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Scrapes are no news."""
 
-        with translating({OSError: ConfigError}):
+        try:
             self._server = ThreadingHTTPServer(
                 (host.strip("[]") or "127.0.0.1", int(port)), Handler
             )
+        except OSError as exc:
+            raise ConfigError(f"cannot listen on http address {address!r}: {exc}") from exc
         self._server.daemon_threads = True
         self.address = f"{self._server.server_address[0]!s}:{self._server.server_address[1]}"
         self._thread = threading.Thread(

@@ -50,6 +50,9 @@ class Inspection:
         namespace = self._namespaces.by_id.get(namespace_id)
         if namespace is None:
             raise ConfigError(f"no namespace {namespace_id.hex()!r:.40} is known here")
+        # The index's cursor: a byte of the key, its value, the key.
+        if cursor and (len(cursor) != 2 + namespace.key_bytes or cursor[0] >= namespace.key_bytes):
+            raise _no_cursor(cursor)
         rows, following = namespace.tree.inspect(cursor or None, limit)
         tier, is_leased = self._pages.tier, self._pages.leases.is_leased
         return [
@@ -67,7 +70,8 @@ class Inspection:
         ], following or b""
 
     def _list_sessions(self, _namespace_id: bytes, cursor: bytes, limit: int) -> Listing:
-        numbers = sorted(n for n in self._sessions.by_number if n > _number(cursor))
+        after = _number(cursor)
+        numbers = sorted(n for n in self._sessions.by_number if n > after)
         rows: list[Row] = []
         for number in numbers[:limit]:
             session = self._sessions.by_number[number]
@@ -86,8 +90,10 @@ class Inspection:
         return rows, _AT.pack(numbers[limit - 1]) if len(numbers) > limit else b""
 
     def _list_leases(self, _namespace_id: bytes, cursor: bytes, limit: int) -> Listing:
-        leases = [x for x in self._pages.leases.all() if x.lease_id > _number(cursor)]
-        leases.sort(key=lambda lease: lease.lease_id)
+        after = _number(cursor)
+        leases = [
+            x for x in self._pages.leases.all() if x.lease_id > after
+        ]  # oldest, so lowest first
         rows: list[Row] = [
             (x.lease_id, x.tenant, x.request_id, len(x.slots), x.expires_s) for x in leases[:limit]
         ]
@@ -95,8 +101,9 @@ class Inspection:
 
     def _list_chunks(self, _namespace_id: bytes, cursor: bytes, limit: int) -> Listing:
         rows: list[Row] = []
+        after = _number(cursor)
         for chunk in self._pages.tier.chunks():
-            if cursor and chunk.chunk_index <= _number(cursor):
+            if chunk.chunk_index <= after:
                 continue
             if len(rows) == limit:
                 last = rows[-1][0]
@@ -106,12 +113,16 @@ class Inspection:
         return rows, b""
 
 
+def _no_cursor(cursor: bytes) -> ConfigError:
+    return ConfigError(f"{cursor.hex()!r:.40} is no cursor of this listing")
+
+
 def _number(cursor: bytes) -> int:
     """The number a cursor holds, -1 for a start."""
     if not cursor:
         return -1
     if len(cursor) != _AT.size:
-        raise ConfigError(f"{cursor.hex()!r:.40} is no cursor of this listing")
+        raise _no_cursor(cursor)
     number: int = _AT.unpack(cursor)[0]
     return number
 

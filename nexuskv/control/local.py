@@ -4,6 +4,7 @@ Owns the listener and its connections. A reply that does not fit the socket wait
 backlog; a peer that lets it overflow is closed.
 """
 
+import errno
 import os
 import socket
 import struct
@@ -17,8 +18,8 @@ from nexuskv.control.counters import Counters
 from nexuskv.control.loop import READ, WRITE, Loop
 from nexuskv.control.peer import Credentials, Peer
 from nexuskv.control.sessions import Session
-from nexuskv.errors import ConfigError, ProtocolError, translating
-from nexuskv.protocol import LENGTH, encode_error
+from nexuskv.errors import ConfigError, OutOfSpace, ProtocolError
+from nexuskv.protocol import LENGTH, encode_error, prefixed
 
 _SO_PEERPIDFD: Final = 77  # Linux 6.5; not named by Python 3.11's socket module
 _RECEIVE_BYTES: Final = 256 * 1024
@@ -42,8 +43,11 @@ class LocalCarrier:
         self.handle = handle
         self.buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self.connections: set[LocalConnection] = set()
-        with translating({OSError: ConfigError}):
+        try:
             self._listener = _listen(path)
+        except OSError as exc:
+            raise ConfigError(f"cannot listen on {path}: {exc}") from exc
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         loop.watch(self._listener.fileno(), READ, self._on_connect)
 
     @property
@@ -57,6 +61,7 @@ class LocalCarrier:
             return
         self._loop.forget(self._listener.fileno())
         self._listener.close()
+        os.close(self._spare_fd)
         for connection in list(self.connections):
             connection.close()
         with suppress(FileNotFoundError):
@@ -65,14 +70,27 @@ class LocalCarrier:
     def _on_connect(self, _events: int) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except OSError as exc:
             self.counters.add("accept_failures")
+            if exc.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away()
             return
         if len(self.connections) >= self.config.sessions_max:
             self.counters.add("sessions_refused")
+            most = self.config.sessions_max
+            error = OutOfSpace(f"{most} connections are open (sessions_max)")
+            with suppress(OSError):
+                sock.send(prefixed(encode_error(0, error)), socket.MSG_DONTWAIT)
             sock.close()
             return
         self.connections.add(LocalConnection(sock, self, self._loop))
+
+    def _turn_away(self) -> None:
+        """Out of descriptors: close one connection instead of being woken for it for ever."""
+        os.close(self._spare_fd)
+        with suppress(OSError):
+            self._listener.accept()[0].close()
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class LocalConnection:
@@ -99,7 +117,7 @@ class LocalConnection:
         """Send one frame now, or queue what the socket does not take."""
         if self._fd < 0:
             return
-        frame = LENGTH.pack(len(payload)) + payload
+        frame = prefixed(payload)
         sent = 0
         if not self._unsent:
             try:
@@ -163,6 +181,8 @@ class LocalConnection:
             return
         if self._received:
             self._received += buffer[:count]
+            if self._is_short():
+                return
             with memoryview(bytes(self._received)) as data:
                 used = self._handle_frames(data)
             del self._received[:used]
@@ -170,6 +190,14 @@ class LocalConnection:
         used = self._handle_frames(buffer[:count].toreadonly())
         if used < count and self._fd >= 0:
             self._received += buffer[used:count]
+
+    def _is_short(self) -> bool:
+        """Whether a frame of an acceptable length is still on its way."""
+        if len(self._received) < LENGTH.size:
+            return True
+        size: int = LENGTH.unpack_from(self._received)[0]
+        limit = self._carrier.config.message_bytes_max
+        return len(self._received) < LENGTH.size + size <= LENGTH.size + limit
 
     def _handle_frames(self, data: memoryview) -> int:
         """Handle the whole frames in `data`; returns how many bytes they took."""

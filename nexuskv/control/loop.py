@@ -2,23 +2,30 @@
 
 Owns an epoll set, a table fd → callback, and a mailbox through which other threads have a function
 run here. Everything in the control plane runs on this loop's thread, so nothing needs a lock.
+
+One of the four outer edges: a fault of a callback is logged and counted, and the loop turns on.
 """
 
+import logging
 import os
 import select
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Final, Protocol, TypeVar
 
 from nexuskv.clock import Clock
-from nexuskv.errors import TransferTimeout, Unavailable
+from nexuskv.control.counters import Counters
+from nexuskv.errors import TransferTimeout, Unavailable, translating
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
 _BATCH: Final = 256  # events taken from the kernel in one turn
 _MAILBOX_MAX: Final = 1024  # functions waiting to run here
+_NAP_S: Final = 3600.0  # epoll counts milliseconds in an int
 
+_LOG = logging.getLogger("nexuskv.control")
 _T = TypeVar("_T")
 
 
@@ -37,14 +44,18 @@ class Ticker(Protocol):
 class Loop:
     """Waits for descriptors and times; runs callbacks. One thread, except `call` and `stop`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, counters: Counters) -> None:
         self._clock = clock
+        self._counters = counters
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._fresh: set[int] = set()  # watched since the kernel was last asked
         self._tickers: list[Ticker] = []
         self._drains: list[Callable[[], None]] = []
         self._mailbox: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Reentrant, as a signal handler may stop the loop while it is being closed.
+        self._wake_guard = threading.RLock()
         self._stopping = False
         self.watch(self._wake_fd, READ, self._on_wake)
 
@@ -52,6 +63,7 @@ class Loop:
         """Call `callback(events)` whenever `fd` is ready for `mask`."""
         self._epoll.register(fd, mask)
         self._callbacks[fd] = callback
+        self._fresh.add(fd)
 
     def change(self, fd: int, mask: int) -> None:
         """Wait for other events of a watched fd."""
@@ -71,30 +83,35 @@ class Loop:
         self._drains.append(drain)
 
     def call(self, function: Callable[[], _T], *, timeout_s: float) -> _T:
-        """Run `function` on the loop from another thread and return its result.
+        """Run `function` on the loop from another thread; its result, or what it raised.
 
         Raises:
             TransferTimeout: the loop did not get to it in time.
-            Unavailable: too many functions wait already.
+            Unavailable: too many functions wait already, or the loop is closed.
         """
         if len(self._mailbox) >= _MAILBOX_MAX:
             raise Unavailable(f"{_MAILBOX_MAX} calls wait for the control loop already")
-        done = threading.Event()
-        results: list[_T] = []
+        future: Future[_T] = Future()
 
         def run() -> None:
-            results.append(function())
-            done.set()
+            try:
+                future.set_result(function())
+            except Exception as exc:  # noqa: BLE001  # the caller's, on the caller's thread
+                future.set_exception(exc)
 
         self._mailbox.append(run)
-        self.wake()
-        if not done.wait(timeout_s):
-            raise TransferTimeout(f"the control loop did not answer within {timeout_s} s")
-        return results[0]
+        if not self.wake():
+            raise Unavailable("the control loop has ended")
+        with translating({TimeoutError: TransferTimeout}):
+            return future.result(timeout_s)
 
-    def wake(self) -> None:
-        """Make the loop turn; safe from any thread."""
-        os.eventfd_write(self._wake_fd, 1)
+    def wake(self) -> bool:
+        """Make the loop turn; safe from any thread. False when it is closed."""
+        with self._wake_guard:
+            if self._wake_fd < 0:
+                return False
+            os.eventfd_write(self._wake_fd, 1)
+        return True
 
     def stop(self) -> None:
         """End `run` after its current turn; safe from any thread and from a signal handler."""
@@ -103,34 +120,49 @@ class Loop:
 
     def run(self) -> None:
         """Turn until `stop`."""
-        epoll_wait, callbacks = self._epoll.poll, self._callbacks
         while not self._stopping:
-            for fd, events in epoll_wait(self._timeout_s(), _BATCH):
-                callback = callbacks.get(fd)
-                if callback is not None:
-                    callback(events)
-            for drain in self._drains:
-                drain()
-            self._run_due()
+            try:
+                self._turn()
+            except Exception:  # noqa: BLE001  # the edge of the loop
+                _LOG.exception("a callback of the control loop failed")
+                self._counters.add("internal_errors")
 
     def close(self) -> None:
         """Release the loop's own descriptors. Idempotent."""
-        if self._wake_fd >= 0:
-            self._callbacks.clear()
-            self._epoll.close()
+        with self._wake_guard:
+            if self._wake_fd < 0:
+                return
             os.close(self._wake_fd)
             self._wake_fd = -1
+        self._callbacks.clear()
+        self._epoll.close()
 
-    def _timeout_s(self) -> float:
-        dues = [due for due in (ticker.next_due() for ticker in self._tickers) if due is not None]
-        return max(0.0, min(dues) - self._clock.now()) if dues else -1
-
-    def _run_due(self) -> None:
+    def _turn(self) -> None:
+        self._fresh.clear()
+        callbacks, fresh = self._callbacks, self._fresh
+        for fd, events in self._epoll.poll(self._timeout_s(), _BATCH):
+            # An fd watched during this turn is a new one under a number that was closed meanwhile:
+            # these events are the old one's. A pidfd must not be taken for exited by them.
+            if fd in callbacks and fd not in fresh:
+                callbacks[fd](events)
+        for drain in self._drains:
+            drain()
         now_s = self._clock.now()
         for ticker in self._tickers:
-            due = ticker.next_due()
-            if due is not None and due <= now_s:
+            due_s = ticker.next_due()
+            if due_s is not None and due_s <= now_s:
                 ticker.tick(now_s)
+
+    def _timeout_s(self) -> float:
+        """How long the kernel may let us sleep."""
+        least_s = None
+        for ticker in self._tickers:
+            due_s = ticker.next_due()
+            if due_s is not None and (least_s is None or due_s < least_s):
+                least_s = due_s
+        if least_s is None:
+            return -1
+        return min(_NAP_S, max(0.0, least_s - self._clock.now()))
 
     def _on_wake(self, _events: int) -> None:
         os.eventfd_read(self._wake_fd)

@@ -28,6 +28,7 @@ class Metrics:
         waiting: Waiting,
         native: str,
         urls: Callable[[], list[str]],
+        http: Callable[[], str],
     ) -> None:
         self._clock = clock
         self._counters = counters
@@ -38,6 +39,7 @@ class Metrics:
         self._waiting = waiting
         self._native = native
         self._urls = urls
+        self._http = http
         self._started_s = clock.now()
 
     def gauges(self) -> dict[str, int]:
@@ -49,6 +51,7 @@ class Metrics:
             "used_bytes": tier.used_bytes,
             "writing_bytes": tier.writing_bytes,
             "quarantined_bytes": tier.quarantined_bytes,
+            "unlinked_bytes": tier.unlinked_bytes,
             "unlinked_slots": self._pages.unlinked_count,
             "spare_chunks": tier.spare_chunks,
             "pages": sum(n.tree.page_count for n in self._namespaces.by_id.values()),
@@ -66,6 +69,7 @@ class Metrics:
             "pid": os.getpid(),
             "native": self._native,
             "urls": self._urls(),
+            "http": self._http(),
             "uptime_s": self._clock.now() - self._started_s,
             "gauges": self.gauges(),
             "counters": self._counters.snapshot(),

@@ -20,6 +20,7 @@ class Namespace:
     page_bytes: int
     key_bytes: int
     opened_by: int = 0  # sessions that hold a number for it
+    reserved_count: int = 0  # slots lent for its pages and not yet committed or given back
     match_pages: int = 0
     match_hits: int = 0
 

@@ -12,10 +12,13 @@ import numpy as np
 
 from nexuskv.control.counters import Counters
 from nexuskv.control.events import EventStream
+from nexuskv.errors import ConfigError
 from nexuskv.index.leases import Lease, LeaseTable
 from nexuskv.index.radix import Evicted
 from nexuskv.index.tree import ABSENT
 from nexuskv.tiers.host import HostTier, SlotArray
+
+Page = tuple[bytes, bytes]  # namespace id and key
 
 
 def as_slots(slots: "array[int] | Sequence[int]") -> SlotArray:
@@ -35,7 +38,9 @@ class Pages:
         self.leases = leases
         self._events = events
         self._counters = counters
-        self._unlinked: set[int] = set()  # left the index, but leased
+        # Slots whose pages left the index while they were leased: what they hold, and the reverse.
+        self._unlinked: dict[int, Page] = {}
+        self._unlinked_by_page: defaultdict[Page, set[int]] = defaultdict(set)
 
     def is_free(self, slot: int) -> bool:
         """Whether a page may be evicted: nobody leases it."""
@@ -54,10 +59,11 @@ class Pages:
 
         Raises:
             LeaseExpired: `lease_id` is not 0 and that lease has ended.
+            ConfigError: it was taken under another request id.
             OutOfSpace: leases_max are held.
         """
-        if lease_id:
-            self.leases.renew(lease_id, tenant, expires_s)
+        if lease_id and self.leases.get(lease_id, tenant).request_id != request_id:
+            raise ConfigError(f"lease {lease_id:#x} was taken under another request id")
         held = slots
         if ABSENT in slots:
             held = array("I", [slot for slot in slots if slot != ABSENT])
@@ -71,7 +77,12 @@ class Pages:
             return
         ready = [slot for slot in slots if slot in self._unlinked]
         if ready:
-            self._unlinked.difference_update(ready)
+            for slot in ready:
+                page = self._unlinked.pop(slot)
+                others = self._unlinked_by_page[page]
+                others.discard(slot)
+                if not others:
+                    del self._unlinked_by_page[page]
             self.tier.free(as_slots(ready))
 
     def unlink(self, slots: Sequence[int]) -> None:
@@ -81,11 +92,21 @@ class Pages:
         is_leased = self.leases.is_leased
         leased = [slot for slot in slots if is_leased(slot)]
         if leased:
-            self._unlinked.update(leased)
+            for slot in leased:
+                page = self.tier.page_of(slot) or (b"", b"")
+                self._unlinked[slot] = page
+                self._unlinked_by_page[page].add(slot)
             self.tier.unlink(as_slots(leased))
             kept = set(leased)
             slots = [slot for slot in slots if slot not in kept]
         self.tier.free(as_slots(slots))
+
+    def unlinked_slots(self, namespace_id: bytes, keys: Sequence[bytes]) -> list[int]:
+        """Leased slots of pages that have left the index: a release names pages by their keys."""
+        if not self._unlinked:
+            return []
+        table = self._unlinked_by_page
+        return [slot for key in keys for slot in table.get((namespace_id, key), ())]
 
     def evicted(self, pages: Sequence[Evicted]) -> None:
         """Pages that the index gave up to make room; none of them is leased."""

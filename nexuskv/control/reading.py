@@ -16,6 +16,7 @@ from nexuskv.control.sessions import Session
 from nexuskv.control.waiting import Waiter, Waiting
 from nexuskv.errors import ConfigError, LeaseExpired
 from nexuskv.index.tree import ABSENT
+from nexuskv.key import split_keys
 from nexuskv.protocol import REQUEST_ID_BYTES_MAX, AcquireState
 from nexuskv.types import Kind
 
@@ -83,7 +84,8 @@ class Reading:
         hits = len(slots) - slots.count(ABSENT)
         self._counters.add("acquire_pages", len(slots))
         self._counters.add("acquire_hits", hits)
-        waits = wait_ms > 0 and hits < len(slots)
+        # Request id 0 wants no reply, so there is nothing to wait with.
+        waits = wait_ms > 0 and hits < len(slots) and request_id != 0
         if hits or waits or lease_id:
             lease = self._pages.lease(
                 slots,
@@ -155,10 +157,15 @@ class Reading:
                 raise ConfigError("a released part is [lease, namespace, keys]")
         namespace.key_count(keys, pages_max=self._config.batch_pages_max)
         found = namespace.tree.find(keys, touch=False)
-        slots = array("I", [slot for slot in found if slot != ABSENT])
-        with suppress(LeaseExpired):
-            self._pages.unleased(self._pages.leases.release(lease_id, session.tenant, slots))
-        self._waiting.window_freed(lease_id, len(found) * namespace.slot_bytes)
+        slots = [slot for slot in found if slot != ABSENT]
+        if len(slots) < len(found):
+            slots += self._pages.unlinked_slots(namespace.id, split_keys(keys, namespace.key_bytes))
+        try:
+            unleased = self._pages.leases.release(lease_id, session.tenant, slots)
+        except LeaseExpired:
+            return 0
+        self._pages.unleased(unleased)
+        self._waiting.window_freed(lease_id, slots)
         return len(slots)
 
     def _chains(self, session: Session, raw: object) -> list[Chain]:

@@ -10,6 +10,7 @@ from nexuskv.control.counters import Counters
 from nexuskv.control.events import EventStream
 from nexuskv.control.namespaces import Namespace
 from nexuskv.control.pages import Pages, as_slots
+from nexuskv.control.room import Room
 from nexuskv.control.sessions import Session
 from nexuskv.errors import ConfigError
 from nexuskv.index.tree import ABSENT
@@ -23,14 +24,21 @@ class Recheck:
     """Asks the worker to re-read reported pages and drops those that are bad."""
 
     def __init__(
-        self, *, pages: Pages, worker: CommandQueue, events: EventStream, counters: Counters
+        self,
+        *,
+        pages: Pages,
+        room: Room,
+        worker: CommandQueue,
+        events: EventStream,
+        counters: Counters,
     ) -> None:
         self._pages = pages
+        self._room = room
         self._worker = worker
         self._events = events
         self._counters = counters
         self._tokens = count(1)
-        self._asked: dict[int, tuple[Namespace, bytes, int]] = {}  # token → page and slot
+        self._asked: dict[int, tuple[Namespace, bytes, int, int]] = {}  # slot and generation
         self._slots: set[int] = set()
 
     def reported(self, session: Session, row: object) -> None:
@@ -54,14 +62,17 @@ class Recheck:
         if not self._worker.submit(CheckPage(token, descriptor, namespace.id, key)):
             self._counters.add("worker_queue_full")
             return
-        self._asked[token] = (namespace, key, slot)
+        self._asked[token] = (namespace, key, slot, generation)
         self._slots.add(slot)
 
     def checked(self, result: PageChecked) -> None:
         """The worker has read the page again."""
-        namespace, key, slot = self._asked.pop(result.token)
+        namespace, key, slot, generation = self._asked.pop(result.token)
         self._slots.discard(slot)
-        if result.status is not PageStatus.CORRUPT or not namespace.tree.drop(key, slot):
+        if result.status is not PageStatus.CORRUPT:
+            return
+        # What was read may have left the slot since, and good bytes of the same page come into it.
+        if self._pages.tier.generation_of(slot) != generation or not namespace.tree.drop(key, slot):
             return
         self._counters.add("corrupt_pages")
         _LOG.error(
@@ -69,3 +80,4 @@ class Recheck:
         )
         self._pages.unlink([slot])
         self._events.removed(namespace.id, key)
+        self._room.trim()

@@ -4,22 +4,24 @@ Owns the socket and its peers, one a routing identity. zmq signals readiness onc
 so the loop drains the socket every turn.
 """
 
-import ipaddress
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from typing import Final
 
 import zmq
 
 from nexuskv.clock import Clock
 from nexuskv.config import Config
 from nexuskv.control.counters import Counters
-from nexuskv.control.events import endpoint_of
+from nexuskv.control.endpoint import bind
 from nexuskv.control.loop import READ, Loop
 from nexuskv.control.peer import Credentials, Peer
 from nexuskv.control.sessions import Session
-from nexuskv.errors import ConfigError, translating
+from nexuskv.errors import ConfigError, OutOfSpace
+from nexuskv.protocol import encode_error
 
-_MESSAGES_A_TURN = 64  # then local peers have their turn
+_MESSAGES_A_TURN: Final = 64  # then local peers have their turn
+_RECEIVED_MAX: Final = 64  # messages of one peer that zmq keeps for us, each message_bytes_max
+_LINGER_MS_MAX: Final = 1000  # for last replies: that waiting acquires are aborted
 
 Handler = Callable[[Peer, memoryview], None]
 
@@ -37,7 +39,6 @@ class RemoteCarrier:
         counters: Counters,
         handle: Handler,
     ) -> None:
-        check_loopback(url)
         self._loop = loop
         self._clock = clock
         self._config = config
@@ -49,14 +50,13 @@ class RemoteCarrier:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.MAXMSGSIZE, config.message_bytes_max)
-        self.socket.setsockopt(zmq.IPV6, int("[" in url))
+        self.socket.setsockopt(zmq.RCVHWM, _RECEIVED_MAX)
         try:
-            with translating({zmq.ZMQError: ConfigError}):
-                self.socket.bind(url)
+            self.url = bind(self.socket, url)
         except ConfigError:
             self._context.destroy()
             raise
-        self.url = endpoint_of(self.socket)
+        self._sweep_s = clock.now()
         self._fd = int(self.socket.getsockopt(zmq.FD))
         loop.watch(self._fd, READ, lambda _events: None)
         loop.add_drain(self.drain)
@@ -79,16 +79,27 @@ class RemoteCarrier:
         self._loop.wake()
 
     def next_due(self) -> float | None:
-        """When the longest silent session is to be dropped."""
-        if not self._peers:
-            return None
-        return min(p.last_seen_s for p in self._peers.values()) + self._config.session_idle_s
+        """When to look for silent sessions again: looking at all of them each turn costs much."""
+        return self._sweep_s if self._peers else None
 
     def tick(self, now_s: float) -> None:
         """Drop sessions that have been silent for session_idle_s."""
+        idle_s = self._config.session_idle_s
         for peer in list(self._peers.values()):
-            if peer.last_seen_s + self._config.session_idle_s <= now_s:
+            if peer.last_seen_s + idle_s <= now_s:
                 peer.close()
+        self._sweep_s = now_s + idle_s / 8
+
+    def send(self, identity: bytes, payload: bytes) -> bool:
+        """Send one frame; False when the peer is gone or does not take its replies."""
+        try:
+            self.socket.send_multipart([identity, payload], zmq.NOBLOCK)
+        except zmq.Again:
+            self._counters.add("sessions_overflowed")
+            return False
+        except zmq.ZMQError:
+            return False
+        return True
 
     def forget(self, identity: bytes) -> None:
         """A peer has closed."""
@@ -101,14 +112,17 @@ class RemoteCarrier:
         self._loop.forget(self._fd)
         for peer in list(self._peers.values()):
             peer.close()
-        self.socket.close()
-        self._context.destroy()
+        linger_s = min(_LINGER_MS_MAX / 1000, self._config.stop_timeout_s / 2)
+        self._context.destroy(linger=int(linger_s * 1000))
 
     def _peer(self, identity: bytes) -> "RemotePeer | None":
         peer = self._peers.get(identity)
         if peer is None:
             if len(self._peers) >= self._config.sessions_max:
                 self._counters.add("sessions_refused")
+                most = self._config.sessions_max
+                error = OutOfSpace(f"{most} sessions are open (sessions_max)")
+                self.send(identity, encode_error(0, error))
                 return None
             peer = self._peers[identity] = RemotePeer(identity, self)
         peer.last_seen_s = self._clock.now()
@@ -131,9 +145,7 @@ class RemotePeer:
 
     def send(self, payload: bytes) -> None:
         """Send one frame, or close a peer that is gone or does not take its replies."""
-        try:
-            self._carrier.socket.send_multipart([self._identity, payload], zmq.NOBLOCK)
-        except zmq.ZMQError:
+        if not self._carrier.send(self._identity, payload):
             self.close()
 
     def close(self) -> None:
@@ -142,24 +154,3 @@ class RemotePeer:
         session, self.session = self.session, None
         if session is not None:
             session.end()
-
-
-def check_loopback(url: str) -> None:
-    """Refuse to listen where other machines could connect.
-
-    Raises:
-        ConfigError: not tcp://HOST:PORT with a loopback host.
-    """
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as exc:
-        raise ConfigError(f"cannot listen on {url!r}: {exc}") from exc
-    if parts.scheme != "tcp" or not host or port is None:
-        raise ConfigError(f"cannot listen on {url!r}: want tcp://127.0.0.1:PORT")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise ConfigError(f"cannot listen on {url!r}: only loopback addresses, as nothing encrypts")

@@ -5,6 +5,7 @@ a chunk is weighed against eviction only once for each chunk's worth of evicted 
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ from nexuskv.index.tree import Tree
 from nexuskv.tiers.host import HostTier, SlotArray
 from nexuskv.tiers.record import SlotState
 
+_NOTHING: Final = frozenset[int]()
 _NOMINATING_PAGES: Final = 64  # coldest pages of another slot size whose chunks are weighed
 _CANDIDATES_MAX: Final = 4  # chunks weighed before none is given up
 _DESCENDANTS_MAX: Final = 65536  # counting the pages below a chunk stops here
@@ -54,15 +56,24 @@ class Room:
         self._pages = pages
         self._namespaces = namespaces
         self._counters = counters
+        self._kept: frozenset[int] = _NOTHING
         # Slot size → pages evicted for it since a chunk was last weighed.
         self._evicted_since: defaultdict[int, int] = defaultdict(int)
 
-    def take(self, namespace: Namespace, count: int, *, session: Session) -> SlotArray:
-        """Lend up to `count` slots to a session, making room as far as it can be made."""
+    def take(
+        self, namespace: Namespace, count: int, *, session: Session, held: Iterable[int]
+    ) -> SlotArray:
+        """Lend up to `count` slots to a session, making room as far as it can be made.
+
+        `held` are slots of the pages before and between the new ones: without them these could
+        not be matched, so they are not evicted to make room.
+        """
         process = session.process
         assert process is not None
+        self._kept = frozenset(held)
         count = self._within_cap(namespace, count)
         self._make(namespace.slot_bytes, count)
+        self._kept = _NOTHING
         return self._tier.take(
             namespace.slot_bytes,
             count,
@@ -79,21 +90,23 @@ class Room:
                 self._index.evict_overflow(is_free=self._pages.is_free, now=self._clock.now())
             )
 
+    def _may_go(self, slot: int) -> bool:
+        """Whether a page may be evicted now."""
+        return self._pages.is_free(slot) and slot not in self._kept
+
     @property
     def _tier(self) -> HostTier:
         return self._pages.tier
 
     def _within_cap(self, namespace: Namespace, count: int) -> int:
         """Keep a namespace under namespace_bytes_max by evicting its own coldest pages."""
-        cap = self._config.namespace_bytes_max
-        if not cap:
+        if not self._config.namespace_bytes_max:
             return count
-        count = min(count, cap // namespace.slot_bytes)
-        over = namespace.tree.page_count + count - cap // namespace.slot_bytes
+        most = self._config.namespace_bytes_max // namespace.slot_bytes - namespace.reserved_count
+        over = namespace.tree.page_count + count - most
         if over > 0:
             self._evict(over, trees=[namespace.tree])
-            over = namespace.tree.page_count + count - cap // namespace.slot_bytes
-        return max(0, count - max(0, over))
+        return max(0, min(count, most - namespace.tree.page_count))
 
     def _make(self, slot_bytes: int, count: int) -> None:
         """Bring the number of free slots of a size to `count`, if it can be."""
@@ -101,19 +114,21 @@ class Room:
         while tier.free_count(slot_bytes) < count:
             if tier.carve(slot_bytes):
                 continue
+            # A spare chunk that cannot be carved has no memory for its records: no other would.
+            stuck = tier.spare_chunks > 0
             short = count - tier.free_count(slot_bytes)
-            if self._should_weigh(slot_bytes) and self._take_chunk(slot_bytes):
+            if not stuck and self._should_weigh(slot_bytes) and self._take_chunk(slot_bytes):
                 continue
             evicted = self._evict(short, group=slot_bytes)
             self._evicted_since[slot_bytes] += evicted
-            if not evicted and not self._take_chunk(slot_bytes, any_age=True):
+            if not evicted and (stuck or not self._take_chunk(slot_bytes, any_age=True)):
                 return
 
     def _evict(
         self, count: int, *, group: int | None = None, trees: list[Tree] | None = None
     ) -> int:
         evicted = self._index.evict(
-            count, is_free=self._pages.is_free, now=self._clock.now(), group=group, trees=trees
+            count, is_free=self._may_go, now=self._clock.now(), group=group, trees=trees
         )
         self._pages.evicted(evicted)
         return len(evicted)
@@ -168,7 +183,7 @@ class Room:
         touches = descendants = 0
         for slot in used.slots.tolist():
             place = self._tier.page_of(slot)
-            if place is None or not self._pages.is_free(slot):
+            if place is None or not self._may_go(slot):
                 return None
             tree = self._namespaces.by_id[place[0]].tree
             keys[tree].append(place[1])
@@ -183,7 +198,7 @@ class Room:
     def _empty(self, candidate: Candidate) -> bool:
         """Evict a chunk's pages and what hangs below them; False when one of them is busy."""
         for tree, names in candidate.keys.items():
-            evicted = self._index.evict_subtrees(tree, names, is_free=self._pages.is_free)
+            evicted = self._index.evict_subtrees(tree, names, is_free=self._may_go)
             if evicted is None:
                 return False
             self._pages.evicted(evicted)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from nexuskv.control.counters import Counters
 from nexuskv.control.loop import READ, Loop
@@ -39,6 +40,7 @@ class Reservation:
     namespace: Namespace
     epoch: int
     keys: bytes
+    held: npt.NDArray[np.bool_]  # keys whose pages were there already
     slots: SlotArray  # one a key, ABSENT where none was lent
     lent: SlotArray  # those that were lent
 
@@ -63,7 +65,6 @@ class Session:
         self.tenant = tenant
         self.client = client
         self.process = process
-        self.last_seen_s = 0.0
         self.namespaces: list[Namespace] = []
         self.reservations: dict[int, Reservation] = {}
         self.reserved_bytes = 0
@@ -72,15 +73,18 @@ class Session:
 
     @property
     def writable(self) -> bool:
-        """Whether it may reserve: the daemon can see its process end."""
-        return self.process is not None
+        """Whether it may reserve: the daemon will see its process end.
+
+        A session whose process has ended is held by a child of it, which nobody watches.
+        """
+        return self.process is not None and not self.process.exited
 
     def namespace(self, number: object) -> Namespace:
         """The namespace that `open_namespace` numbered so for this session."""
         if type(number) is not int or not 0 <= number < len(self.namespaces):
             raise ConfigError(
-                f"this session has opened {len(self.namespaces)} namespaces, "
-                f"it names number {number!r:.40}"
+                f"this session has opened {len(self.namespaces)} namespaces, it names "
+                f"{f'number {number}' if type(number) is int else 'one by no number'}"
             )
         return self.namespaces[number]
 
@@ -91,11 +95,18 @@ class Session:
             raise LeaseExpired(f"reservation {reservation_id:#x} is not held by this session")
         return reservation
 
+    def add_reservation(self, reservation: Reservation) -> None:
+        """Enter a new one."""
+        self.reservations[reservation.id] = reservation
+        self.reserved_bytes += reservation.size_bytes
+        reservation.namespace.reserved_count += len(reservation.lent)
+
     def take_reservation(self, reservation_id: int) -> Reservation:
         """Remove and return one of its reservations; errors as `reservation`."""
         reservation = self.reservation(reservation_id)
         del self.reservations[reservation_id]
         self.reserved_bytes -= reservation.size_bytes
+        reservation.namespace.reserved_count -= len(reservation.lent)
         return reservation
 
     def end(self) -> None:
@@ -131,11 +142,9 @@ class Sessions:
         """A new session; takes over `pidfd`, which is None for remote peers.
 
         Raises:
-            OutOfSpace: sessions_max are open.
+            OutOfSpace: sessions_max are open; `pidfd` stays the caller's.
         """
         if len(self.by_number) >= self._sessions_max:
-            if pidfd is not None:
-                os.close(pidfd)
             raise OutOfSpace(f"{self._sessions_max} sessions are open (sessions_max)")
         process = None if pid is None or pidfd is None else self._process(pid, pidfd)
         session = Session(
@@ -153,11 +162,9 @@ class Sessions:
         del self.by_number[session.number]
         for callback in self.on_end:
             callback(session)
+        lent = [session.take_reservation(number).lent for number in list(session.reservations)]
         for namespace in session.namespaces:
             namespace.opened_by -= 1
-        lent = [r.lent for r in session.reservations.values() if len(r.lent)]
-        session.reservations.clear()
-        session.reserved_bytes = 0
         process = session.process
         if process is None:
             return

@@ -24,16 +24,23 @@ class Supply:
         self._tier = tier
         self._worker = worker
         self._counters = counters
+        self._busy = False
         self._on_first: Callable[[], None] | None = on_first
 
     def next(self) -> None:
-        """Ask for the next chunk, if any is left."""
+        """Ask for the next chunk, if any is left and none is being populated."""
+        if self._busy:
+            return
         chunk_index = self._tier.chunk_to_populate()
-        if chunk_index is not None and not self._worker.submit(PopulateChunk(chunk_index)):
+        if chunk_index is None:
+            return
+        self._busy = self._worker.submit(PopulateChunk(chunk_index))
+        if not self._busy:
             self._counters.add("worker_queue_full")
 
     def populated(self, result: ChunkPopulated) -> None:
-        """The worker has tried a chunk."""
+        """The worker has tried a chunk; call `next` for another."""
+        self._busy = False
         if result.error is None:
             self._tier.chunk_populated(result.chunk_index)
         else:
@@ -44,4 +51,3 @@ class Supply:
         on_first, self._on_first = self._on_first, None
         if on_first is not None:
             on_first()
-        self.next()

@@ -4,9 +4,10 @@ Owns the table of waiting acquires, bounded by acquires_waiting_max. Each gets i
 leased as they are sent, within a window of bytes that releases make room in.
 """
 
+import heapq
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nexuskv.clock import Clock
@@ -23,6 +24,7 @@ from nexuskv.key import split_keys
 from nexuskv.protocol import REPLY, AcquireState, Type, encode
 
 Place = tuple[int, int]  # (chain index, page index) in the acquire
+Page = tuple[Namespace, bytes]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,14 +39,11 @@ class Waiter:
     ttl_s: float
     deadline_s: float
     chains: list[Namespace] = field(default_factory=list)
-    missing: dict[tuple[Namespace, bytes], list[Place]] = field(default_factory=dict)
-    ready: dict[tuple[Namespace, bytes], list[Place]] = field(default_factory=dict)
-    window_bytes: int = 0  # sent and not yet released
-
-    @property
-    def ready_bytes(self) -> int:
-        """Bytes of the pages that have come and not been sent."""
-        return sum(namespace.slot_bytes for namespace, _key in self.ready)
+    missing: dict[Page, list[Place]] = field(default_factory=dict)
+    ready: dict[Page, list[Place]] = field(default_factory=dict)
+    ready_bytes: int = 0  # of the pages that have come and not been sent
+    sent: dict[int, int] = field(default_factory=dict)  # slot → bytes, sent and not yet released
+    window_bytes: int = 0  # all of `sent`
 
 
 class Waiting:
@@ -56,6 +55,8 @@ class Waiting:
         self._pages = pages
         self._counters = counters
         self._waiters: set[Waiter] = set()
+        self._dues: list[tuple[float, int, Waiter]] = []  # a heap; may hold forgotten waiters
+        self._added = 0
         self._by_page: defaultdict[Namespace, dict[bytes, set[Waiter]]] = defaultdict(dict)
 
     def __len__(self) -> int:
@@ -79,6 +80,8 @@ class Waiting:
                     key = (namespace, names[page_index])
                     waiter.missing.setdefault(key, []).append((chain_index, page_index))
         self._waiters.add(waiter)
+        self._added += 1
+        heapq.heappush(self._dues, (waiter.deadline_s, self._added, waiter))
         for namespace, name in waiter.missing:
             self._by_page[namespace].setdefault(name, set()).add(waiter)
         return AcquireState.MORE
@@ -97,11 +100,12 @@ class Waiting:
             for waiter in table.pop(name, ()):
                 page = (namespace, name)
                 waiter.ready[page] = waiter.missing.pop(page)
+                waiter.ready_bytes += namespace.slot_bytes
                 touched.add(waiter)
         if not table:
             del self._by_page[namespace]
         for waiter in touched:
-            self._send_if_worthwhile(waiter)
+            self._advance(waiter)
 
     def cleared(self, namespace: Namespace) -> None:
         """A namespace was cleared: acquires that wait for it are aborted."""
@@ -119,11 +123,12 @@ class Waiting:
             if waiter.session.tenant == tenant:
                 self._finish(waiter, AcquireState.ABORTED)
 
-    def window_freed(self, lease_id: int, size_bytes: int) -> None:
+    def window_freed(self, lease_id: int, slots: Iterable[int]) -> None:
         """Pages of a lease were released: there is room for the next group."""
-        for waiter in self._of_lease(lease_id):
-            waiter.window_bytes = max(0, waiter.window_bytes - size_bytes)
-            self._send_if_worthwhile(waiter)
+        waiters = self._of_lease(lease_id)
+        for waiter in waiters:
+            waiter.window_bytes -= sum(waiter.sent.pop(slot, 0) for slot in slots)
+            self._advance(waiter)
 
     def abort_all(self) -> None:
         """The daemon stops."""
@@ -132,48 +137,80 @@ class Waiting:
 
     def next_due(self) -> float | None:
         """The earliest deadline."""
-        return min((waiter.deadline_s for waiter in self._waiters), default=None)
+        while self._dues and self._dues[0][2] not in self._waiters:
+            heapq.heappop(self._dues)
+        return self._dues[0][0] if self._dues else None
 
     def tick(self, now_s: float) -> None:
         """End the acquires whose wait is over."""
-        for waiter in [w for w in self._waiters if w.deadline_s <= now_s]:
-            self._finish(waiter, AcquireState.DEADLINE)
+        while (due_s := self.next_due()) is not None and due_s <= now_s:
+            self._finish(self._dues[0][2], AcquireState.DEADLINE)
 
     def _of_lease(self, lease_id: int) -> list[Waiter]:
         if not self._waiters:
             return []
         return [waiter for waiter in self._waiters if waiter.lease_id == lease_id]
 
-    def _send_if_worthwhile(self, waiter: Waiter) -> None:
-        """Send what has come when it is the last, or a group, and the window has room."""
-        if not waiter.missing:
-            fits = waiter.window_bytes + waiter.ready_bytes <= self._config.acquire_window_bytes
-            if fits or not waiter.window_bytes:
-                self._finish(waiter, AcquireState.COMPLETE)
+    def _advance(self, waiter: Waiter) -> None:
+        """Send groups as long as they are worth sending and the window has room.
+
+        A group is worth sending when it has acquire_group_bytes, or all that is still to come.
+        """
+        group_bytes = self._config.acquire_group_bytes
+        while waiter in self._waiters:
+            last = not waiter.missing
+            if waiter.ready_bytes < group_bytes and not last:
                 return
-        while waiter.ready_bytes >= self._config.acquire_group_bytes:
-            if waiter.window_bytes >= self._config.acquire_window_bytes:
-                return
-            self._send(waiter, AcquireState.MORE, limit_bytes=self._config.acquire_group_bytes)
+            taken, size_bytes = self._fitting(waiter, group_bytes)
+            whole = len(taken) == len(waiter.ready)
+            if last and whole:
+                self._send(waiter, AcquireState.COMPLETE, taken)
+            elif size_bytes >= group_bytes or (taken and not waiter.sent):
+                self._send(waiter, AcquireState.MORE, taken)
+            else:
+                return  # The window is full: a release brings us here again, or the deadline ends.
 
     def _finish(self, waiter: Waiter, state: AcquireState) -> None:
-        self._send(waiter, state, limit_bytes=None)
+        """End a wait; what is ready and fits the window still goes out, unless it is aborted."""
+        taken: list[Page] = []
+        if state is not AcquireState.ABORTED:
+            taken, _ = self._fitting(waiter, self._config.acquire_window_bytes)
+        self._send(waiter, state, taken)
 
-    def _send(self, waiter: Waiter, state: AcquireState, *, limit_bytes: int | None) -> None:
-        """Lease and send ready pages, all of them or about `limit_bytes`."""
-        pages = self._take_ready(waiter, limit_bytes)
+    def _fitting(self, waiter: Waiter, group_bytes: int) -> tuple[list[Page], int]:
+        """Ready pages for one group and their bytes: at least one while nothing is unreleased."""
+        room_bytes = self._config.acquire_window_bytes - waiter.window_bytes
+        taken: list[Page] = []
+        size_bytes = 0
+        for page in waiter.ready:
+            if size_bytes >= group_bytes:
+                break
+            if size_bytes + page[0].slot_bytes > room_bytes and (taken or waiter.sent):
+                break
+            taken.append(page)
+            size_bytes += page[0].slot_bytes
+        return taken, size_bytes
+
+    def _send(self, waiter: Waiter, state: AcquireState, pages: list[Page]) -> None:
+        """Lease and send some ready pages."""
+        if waiter not in self._waiters:
+            return  # The send to another waiter of this session has ended the session.
         found: list[tuple[Place, int]] = []
-        gone = False
-        for (namespace, name), places in pages:
+        for page in pages:
+            namespace, name = page
+            places = waiter.ready.pop(page)
+            waiter.ready_bytes -= namespace.slot_bytes
             slot = namespace.tree.find(name)[0]
             if slot == ABSENT:
-                gone = True
-                self._miss_again(waiter, (namespace, name), places)
-            else:
-                found += [(place, slot) for place in places]
-        if state is AcquireState.COMPLETE and gone:
+                self._miss_again(waiter, page, places)
+                continue
+            found += [(place, slot) for place in places]
+            if slot not in waiter.sent:
+                waiter.sent[slot] = namespace.slot_bytes
+                waiter.window_bytes += namespace.slot_bytes
+        if state is AcquireState.COMPLETE and waiter.missing:
             state = AcquireState.MORE
-        if not self._lease(waiter, found):
+        if state is not AcquireState.ABORTED and not self._lease(waiter, found):
             state, found = AcquireState.ABORTED, []
         self._counters.add("acquire_hits", len(found))
         runs = list(self._runs(waiter, sorted(found)))
@@ -183,24 +220,8 @@ class Waiting:
             body = (waiter.lease_id, int(state), 0, (), runs)
             waiter.peer.send(encode(Type.ACQUIRE + REPLY, waiter.frame_id, body))
 
-    def _take_ready(
-        self, waiter: Waiter, limit_bytes: int | None
-    ) -> list[tuple[tuple[Namespace, bytes], list[Place]]]:
-        taken: list[tuple[tuple[Namespace, bytes], list[Place]]] = []
-        size_bytes = 0
-        for page in list(waiter.ready):
-            if limit_bytes is not None and size_bytes >= limit_bytes:
-                break
-            taken.append((page, waiter.ready.pop(page)))
-            size_bytes += page[0].slot_bytes
-        waiter.window_bytes += size_bytes
-        return taken
-
-    def _miss_again(
-        self, waiter: Waiter, page: tuple[Namespace, bytes], places: list[Place]
-    ) -> None:
+    def _miss_again(self, waiter: Waiter, page: Page, places: list[Place]) -> None:
         """A page was evicted between its commit and its lease: wait for it again."""
-        waiter.window_bytes -= page[0].slot_bytes
         waiter.missing[page] = places
         self._by_page[page[0]].setdefault(page[1], set()).add(waiter)
 
@@ -232,7 +253,9 @@ class Waiting:
             start = at
 
     def _forget(self, waiter: Waiter) -> None:
-        self._waiters.discard(waiter)
+        if waiter not in self._waiters:
+            return
+        self._waiters.remove(waiter)
         for namespace, name in waiter.missing:
             table = self._by_page[namespace]
             table[name].discard(waiter)

@@ -16,7 +16,7 @@ from nexuskv.index.chains import Parent
 from nexuskv.key import split_keys
 from nexuskv.protocol import ParentState
 from nexuskv.tiers.host import ABSENT
-from nexuskv.types import PageStatus
+from nexuskv.types import DESCRIPTOR_BYTES, PageStatus
 
 Reply = tuple[object, ...]
 Mask = npt.NDArray[np.bool_]
@@ -53,11 +53,12 @@ class Writing:
             raise Refused("only a local process that the daemon can see may write into segments")
         namespace = session.namespace(number)
         count = namespace.key_count(keys, pages_max=self._config.batch_pages_max)
-        missing = namespace.tree.missing(keys)
+        held = namespace.tree.find(keys)  # a use: the chain is about to grow
+        missing = [at for at, slot in enumerate(held) if slot == ABSENT]
         if not missing:
-            return 0, bytes([PageStatus.EXISTS]) * count, bytes(32 * count)
+            return 0, bytes([PageStatus.EXISTS]) * count, bytes(DESCRIPTOR_BYTES * count)
         allowed = self._allowed(session, namespace.slot_bytes, len(missing))
-        lent = self._room.take(namespace, allowed, session=session)
+        lent = self._room.take(namespace, allowed, session=session, held=held)
         slots = np.full(count, ABSENT, dtype=np.uint32)
         slots[missing[: len(lent)]] = lent
         statuses = bytearray([PageStatus.EXISTS]) * count
@@ -70,10 +71,17 @@ class Writing:
         descriptors = self._pages.tier.descriptors(slots, namespace.page_bytes)
         if not len(lent):
             return 0, bytes(statuses), descriptors
-        reservation = Reservation(self._next_id, namespace, namespace.tree.epoch, keys, slots, lent)
+        reservation = Reservation(
+            id=self._next_id,
+            namespace=namespace,
+            epoch=namespace.tree.epoch,
+            keys=keys,
+            held=np.frombuffer(statuses, dtype=np.uint8) == PageStatus.EXISTS,
+            slots=slots,
+            lent=lent,
+        )
         self._next_id += 1
-        session.reservations[reservation.id] = reservation
-        session.reserved_bytes += reservation.size_bytes
+        session.add_reservation(reservation)
         return reservation.id, bytes(statuses), descriptors
 
     def commit(self, session: Session, body: list[object]) -> Reply:
@@ -96,6 +104,8 @@ class Writing:
         self._pages.tier.free(unfilled)
         self._counters.add("aborted_pages", len(unfilled))
         statuses = np.full(count, PageStatus.DROPPED, dtype=np.uint8)
+        statuses[reservation.slots == ABSENT] = PageStatus.NO_SPACE
+        statuses[reservation.held] = PageStatus.EXISTS
         if reservation.epoch != reservation.namespace.tree.epoch:
             dropped = reservation.slots[filled]
             self._pages.tier.free(dropped)
@@ -145,9 +155,25 @@ class Writing:
         slots = reservation.slots[start:end]
         losers = namespace.tree.insert(before, keys, slots.tolist())
         won = ~np.isin(slots, losers) if losers else np.ones(len(slots), dtype=bool)
-        state, parent = _on_record(before)
+        for first, last in _spans(won):
+            above = before if first == 0 else reservation.key(start + first - 1)
+            self._announce(reservation, above, start + first, start + last, sums)
+        if losers:
+            self._pages.tier.free(slots[~won])
+        self._counters.add("committed_pages", len(slots) - len(losers))
+        self._counters.add("commits_lost", len(losers))
+        return won
+
+    def _announce(
+        self, reservation: Reservation, above: Parent, start: int, end: int, sums: Checksums
+    ) -> None:
+        """Write the headers of won pages; tell followers, and the acquires that wait for them."""
+        namespace = reservation.namespace
+        width = namespace.key_bytes
+        state, parent = _on_record(above)
+        keys = reservation.keys[start * width : end * width]
         self._pages.tier.publish(
-            slots,
+            reservation.slots[start:end],
             namespace_id=namespace.id,
             keys=keys,
             key_bytes=width,
@@ -156,23 +182,9 @@ class Writing:
             epoch=reservation.epoch,
             checksums=sums[start:end],
         )
-        if losers:
-            self._pages.tier.free(slots[~won])
-        self._counters.add("committed_pages", int(won.sum()))
-        self._counters.add("commits_lost", len(losers))
-        self._announce(reservation, before, start, won)
-        return won
-
-    def _announce(self, reservation: Reservation, before: Parent, start: int, won: Mask) -> None:
-        """Tell followers, and the acquires that wait for these pages."""
-        namespace = reservation.namespace
-        width = namespace.key_bytes
-        for first, last in _spans(won):
-            state, parent = _on_record(before if first == 0 else reservation.key(start + first - 1))
-            keys = reservation.keys[(start + first) * width : (start + last) * width]
-            self._events.stored(namespace.id, parent_state=state, parent=parent, keys=keys)
-            if self._waiting.wants(namespace):
-                self._waiting.committed(namespace, split_keys(keys, width))
+        self._events.stored(namespace.id, parent_state=state, parent=parent, keys=keys)
+        if self._waiting.wants(namespace):
+            self._waiting.committed(namespace, split_keys(keys, width))
 
 
 def _parent(reservation: Reservation, parent_state: object, parent: bytes) -> Parent:
