@@ -95,9 +95,9 @@ class BareSegment:
         return Pages(b"".join(descriptors), keys, KEY_BYTES, NAMESPACE_ID)
 
 
-def copy_plainly(into: Memory, from_: Memory, size_bytes: int) -> None:
-    """One memcpy without a hash, for comparison; the GIL is released."""
-    ctypes.memmove(into.address, from_.address, size_bytes)
+def copy_plainly(into: Memory, from_: Memory, size_bytes: int, *, offset_bytes: int = 0) -> None:
+    """One memcpy without a hash, from that offset of `from_`; the GIL is released."""
+    ctypes.memmove(into.address, from_.address + offset_bytes, size_bytes)
 
 
 def batch_name(page_bytes: int, count: int) -> str:
