@@ -104,13 +104,16 @@ class Lease:
             return []
         wait_s = max(0.0, self._wait_until_s - process.clock.now())
         reader = Reader(process, identity, blob, into, wait_s=wait_s)
-        if not self:
-            process.counters.got(reader.statuses, identity.page_bytes)
-            return as_statuses(reader.statuses)
         if self._term.lost:
             return [PageStatus.STALE] * len(keys)
-        claim = Claim(self.request_id, self._term.ttl_s, self._term)
+        if not self and not wait_s:
+            process.counters.got(reader.statuses, identity.page_bytes)
+            return as_statuses(reader.statuses)
+        # Nothing was held when it was taken: the wait takes the lease, under the same request id.
+        claim = Claim(self.request_id, self._term.ttl_s, self._term if self else None)
         statuses = reader.read(claim)
+        if claim.term is not None:
+            self._term = claim.term
         self.state = claim.state
         return as_statuses(statuses)
 
