@@ -76,7 +76,8 @@ class NexusKVConnector(KVConnectorBase_V1):
         """What this half has done so far: tokens on the scheduler's side, pages on a worker's."""
         half = self._scheduler or self._worker
         counters = {} if half is None else half.counters
-        return {**counters, "hook_errors": self._hook_errors, "off": int(half is None)}
+        off = half is None or half.off
+        return {**counters, "hook_errors": self._hook_errors, "off": int(off)}
 
     # --- both sides
 

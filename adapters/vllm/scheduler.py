@@ -67,6 +67,11 @@ class SchedulerHalf:
             ("lookups", "planned_tokens", "hit_tokens", "failed_tokens", "saves_rewound"), 0
         )
 
+    @property
+    def off(self) -> bool:
+        """Whether this half has given up for good."""
+        return self._off
+
     # --- admission
 
     def matched_tokens(self, request: Any, local_tokens: int) -> int:

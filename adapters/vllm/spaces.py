@@ -5,13 +5,11 @@ Owns a bounded cache, the coldest adapter leaves first. Not thread-safe: each ha
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nexuskv.adapters.vllm.fingerprint import folder_fingerprint, folder_signature
 from nexuskv.adapters.vllm.identity import EngineFacts, namespace_record
-from nexuskv.namespace import NamespaceRecord
 
 if TYPE_CHECKING:
     from nexuskv.client.space import Space
@@ -37,7 +35,7 @@ class RankSpaces:
         spaces = self._spaces.get(lora)
         if spaces is None:
             spaces = tuple(
-                open_space(self._store, namespace_record(self._facts, tp_rank=rank, lora=lora))
+                self._store.open(namespace_record(self._facts, tp_rank=rank, lora=lora))
                 for rank in self._ranks
             )
             self._spaces[lora] = spaces
@@ -49,12 +47,6 @@ class RankSpaces:
     def opened(self) -> "list[Space]":
         """Every space opened and not forgotten."""
         return [space for spaces in self._spaces.values() for space in spaces]
-
-
-def open_space(store: "Store", record: NamespaceRecord) -> "Space":
-    """The space of a record; the client takes its fields as keywords."""
-    values: dict[str, Any] = {spec.name: getattr(record, spec.name) for spec in fields(record)}
-    return store.namespace(**values)
 
 
 class LoraFingerprints:

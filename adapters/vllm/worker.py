@@ -44,6 +44,11 @@ class WorkerHalf:
             ("pages_loaded", "pages_failed", "pages_stored", "pages_held", "pages_dropped"), 0
         )
 
+    @property
+    def off(self) -> bool:
+        """Whether this half has given up for good."""
+        return self._off
+
     def register(self, tensors: Mapping[str, Any], layer_names: Sequence[str], blocks: int) -> None:
         """Take the engine's KV tensors, if they are what the namespace says.
 

@@ -70,8 +70,18 @@ class Harness:
     def connector(self) -> Any:
         return self.scheduler.connector
 
-    def add(self, name: str, tokens: list[int], *, salt: str | None = None, outputs: int = 3) -> Any:
+    def add(
+        self,
+        name: str,
+        tokens: list[int],
+        *,
+        salt: str | None = None,
+        outputs: int = 3,
+        lora: Path | None = None,
+    ) -> Any:
+        """Add a request; with `lora` it uses the adapter in that folder."""
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
         from vllm.v1.request import Request
@@ -85,6 +95,7 @@ class Harness:
             pooling_params=None,
             mm_features=None,
             cache_salt=salt,
+            lora_request=None if lora is None else LoRARequest("adapter", 1, str(lora)),
             block_hasher=get_request_block_hasher(BLOCK_TOKENS, sha256),
         )
         self.scheduler.add_request(request)
@@ -155,21 +166,19 @@ class Harness:
         before = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        failed = set(self.failed_now())
+        failed = set(self.worker._worker._failed_blocks)  # the engine is told at the step's end
         for name, count in output.num_scheduled_tokens.items():
             blocks = self.scheduler.kv_cache_manager.get_block_ids(name)[0]
             values = values_of(self.scheduler.requests[name].all_token_ids)
-            if not failed & set(blocks):
+            if failed & set(blocks):
+                # As a model would: what follows a block that was not loaded is garbage.
+                values = [-1.0] * len(values)
+            else:
                 self.check(name, blocks, values[: before[name]])
             for at in range(before[name], before[name] + count):
                 for index, tensor in enumerate(self.tensors.values()):
                     block, offset = blocks[at // BLOCK_TOKENS], at % BLOCK_TOKENS
                     tensor[block, :, offset, :] = values[at] + index
-
-    def failed_now(self) -> set[int]:
-        """Blocks whose load has just failed: this step is told so at its end."""
-        failed: set[int] = self.worker._worker._failed_blocks  # noqa: SLF001
-        return failed
 
     def check(self, name: str, blocks: list[int], values: list[float]) -> None:
         for at, value in enumerate(values):
