@@ -214,3 +214,23 @@ def test_a_segment_never_named_has_no_thread(make_files: "MakeFiles") -> None:
     before = threading.active_count()
     with make_files().open():
         assert threading.active_count() == before
+
+
+def test_many_views_are_those_of_each_page(make_files: "MakeFiles") -> None:
+    files = make_files(8192, 3)
+    arena = files.arena
+    joined = arena.descriptors[2].encode() + bytes(32) + arena.descriptors[0].encode()
+    with files.open() as segment:
+        views = segment.page_views(joined)
+        assert views == [arena.payloads[2], None, arena.payloads[0]]
+        del views
+
+
+def test_unchanged_is_false_once_one_slot_changed_owner(make_files: "MakeFiles") -> None:
+    files = make_files(8192, 3)
+    arena = files.arena
+    joined = b"".join(d.encode() for d in arena.descriptors) + bytes(32)
+    with files.open() as segment:
+        assert segment.unchanged(joined)
+        arena.set_generation(arena.descriptors[1], 1)
+        assert not segment.unchanged(joined)
