@@ -148,15 +148,19 @@ def _is_locked(folder: Path) -> bool:
 
     Taking it even for a moment would make a daemon that starts just then refuse to.
     """
+    path = folder / LOCK_NAME
     try:
-        found = (folder / LOCK_NAME).stat()
+        found = path.stat()
+        holder = path.read_text(encoding="ascii", errors="replace").strip()
         held = Path("/proc/locks").read_text(encoding="ascii")
     except FileNotFoundError:
         return False
     except OSError:
         return True
+    # Some filesystems show another device number there: then the recorded process must do.
     device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    return any("FLOCK" in line and f" {device} " in line for line in held.splitlines())
+    listed = any("FLOCK" in line and f" {device} " in line for line in held.splitlines())
+    return listed or (holder.isdecimal() and Path("/proc", holder).exists())
 
 
 def _resident_bytes(path: Path) -> int:

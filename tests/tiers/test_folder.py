@@ -108,6 +108,13 @@ def test_running_instances_beside_this_one_are_not_reported(
         kill(holder)
 
 
+def test_a_folder_whose_recorded_owner_lives_is_not_reported(folder: Path) -> None:
+    beside = folder.with_name("two")
+    kill(start_holder(beside))
+    (beside / "lock").write_text(f"{os.getpid()}\n")
+    assert find_leftovers(folder) == []
+
+
 def test_folders_without_segments_are_not_reported(folder: Path) -> None:
     (folder.with_name("two")).mkdir(parents=True)
     (folder.with_name("two") / "lock").touch()

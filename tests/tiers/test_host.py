@@ -142,6 +142,15 @@ def test_a_released_chunk_serves_another_size(tier: HostTier) -> None:
     assert tier.free_count(4096) == 16
 
 
+def test_slots_freed_in_any_order_go_back_to_their_chunks(tier: HostTier) -> None:
+    slots = take(tier, 24)
+    first, *others = (tier.chunk_of(int(slot)) for slot in slots[::8])
+    tier.free(slots.reshape(3, 8).T.reshape(-1))
+    tier.release_chunk(first)
+    again = tier.take(PAGE, 24, pid=1, start_time=1, session=1)
+    assert sorted(map(tier.chunk_of, again.tolist())) == sorted(others * 8)
+
+
 def test_a_chunk_in_use_is_not_released(tier: HostTier) -> None:
     slots = take(tier, 1)
     with pytest.raises(ConfigError, match="7 free slots of 8192"):
