@@ -23,6 +23,7 @@ READY_PREFIX: Final = "nexuskv: ready "
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 20.0
 LOG_LINES_MAX: Final = 4096
+_LAST_WORDS_S: Final = 1.0  # between the end of a child's stderr and its own
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
@@ -117,10 +118,14 @@ class DaemonProcess:
         self.launch()
         self._ready.wait(timeout_s)
         if not self.urls:
-            failed = self._child().poll()
+            failed = self._ended_with()
             self.close()
             what = f"is not ready after {timeout_s} s" if failed is None else f"ended with {failed}"
             raise DaemonUnreachable(f"the daemon {what}; it said:\n{self.log()}")
+
+    def set_flag(self, name: str, value: object) -> None:
+        """Give a config field another value from the next start on."""
+        self._flags[name] = value
 
     def launch(self) -> None:
         """Start the child without waiting for anything: for what must fail, or be timed."""
@@ -189,6 +194,13 @@ class DaemonProcess:
             except subprocess.TimeoutExpired:
                 self.kill()
         self._finish_reader()
+
+    def _ended_with(self) -> int | None:
+        """The exit status of a child that said nothing more; None when it still runs."""
+        try:
+            return self._child().wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            return None
 
     def _child(self) -> subprocess.Popen[str]:
         if self._process is None:
