@@ -117,8 +117,8 @@ def index_in(run: Run, key: bytes) -> int:
         return at // key_bytes
     at = blob.find(key, key_bytes)
     while at % key_bytes:
+        assert at > 0, "the page map names the run that holds the key"
         at = blob.find(key, at - at % key_bytes + key_bytes)
-    assert at > 0, "the page map names the run that holds the key"
     return at // key_bytes
 
 
