@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from nexuskv.client.network import Network
 from nexuskv.dataplane import native
 from nexuskv.errors import (
     ConfigError,
@@ -57,7 +58,9 @@ def check_url(url: str) -> str:
     raise ConfigError(f"daemon address {url!r} is neither unix:///path nor tcp://host:port")
 
 
-def open_carrier(url: str, *, message_bytes_max: int, timeout_s: float) -> Carrier:
+def open_carrier(
+    url: str, *, message_bytes_max: int, timeout_s: float, network: Network
+) -> Carrier:
     """Open a connection; on `tcp://` nothing is sent until the first exchange.
 
     Raises:
@@ -67,7 +70,7 @@ def open_carrier(url: str, *, message_bytes_max: int, timeout_s: float) -> Carri
         return LocalCarrier(
             url.removeprefix(LOCAL), message_bytes_max=message_bytes_max, timeout_s=timeout_s
         )
-    return RemoteCarrier(url, message_bytes_max=message_bytes_max)
+    return RemoteCarrier(url, message_bytes_max=message_bytes_max, network=network)
 
 
 class LocalCarrier:
@@ -113,18 +116,17 @@ class RemoteCarrier:
 
     remote = True
 
-    def __init__(self, url: str, *, message_bytes_max: int) -> None:
+    def __init__(self, url: str, *, message_bytes_max: int, network: Network) -> None:
         import zmq
 
+        self._network = network
         self._received: deque[bytes] = deque()
-        # pyzmq's shared context notices a fork by itself, ours would not.
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket = network.lend(zmq.DEALER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, message_bytes_max)
         try:
             self._socket.connect(url)
         except zmq.ZMQError as exc:
-            self._socket.close()
+            self.close()
             raise DaemonUnreachable(f"cannot connect to {url}: {exc}") from exc
 
     def exchange(self, frames: Sequence[bytes], *, timeout_s: float) -> bytes:
@@ -145,4 +147,4 @@ class RemoteCarrier:
 
     def close(self) -> None:
         """See `Carrier.close`."""
-        self._socket.close()
+        self._network.give_back(self._socket)

@@ -65,7 +65,8 @@ class Chores:
         """Send the releases that wait, as far as one exchange goes, and close the link."""
         if self._health.up and self._releases.due_s() < math.inf:
             try:
-                self._say(self._own_link())
+                with self._pool.lend(self._clock.now()) as link:
+                    self._say(link)
             except NexusError as exc:
                 LOG.debug("releases are left to end by themselves: %s", exc)
         self.close()

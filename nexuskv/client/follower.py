@@ -39,6 +39,7 @@ class Follower:
     def __init__(self, store: "Store") -> None:
         self._store = store
         self._socket: zmq.Socket[bytes] | None = None
+        self._network = store.process.network
         self._incarnation = b""
         self._sequence = 0
         self._key_bytes: dict[bytes, int] = {}
@@ -80,7 +81,7 @@ class Follower:
         """Stop following. Idempotent."""
         socket, self._socket = self._socket, None
         if socket is not None:
-            socket.close()
+            self._network.give_back(socket)
 
     def _open(self) -> None:
         import zmq
@@ -88,14 +89,14 @@ class Follower:
         address, _, _ = self._store.subscribe()
         if not address:
             raise Unavailable("this daemon publishes no events (events is not configured)")
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
-        socket.setsockopt(zmq.LINGER, 0)
+        self._network = self._store.process.network
+        socket = self._network.lend(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, self._store.config.events_backlog_max)
         socket.setsockopt(zmq.SUBSCRIBE, EVENT_TOPIC)
         try:
             socket.connect(address)
         except zmq.ZMQError as exc:
-            socket.close()
+            self._network.give_back(socket)
             raise TransferFailed(f"cannot follow {address}: {exc}") from exc
         self._socket = socket
 

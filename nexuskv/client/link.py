@@ -9,6 +9,7 @@ from typing import Final
 
 from nexuskv.client.carriers import Carrier, open_carrier
 from nexuskv.client.hostmap import HostMap, HostMaps
+from nexuskv.client.network import Network
 from nexuskv.client.session import Session, hello_body, read_hello
 from nexuskv.clock import Clock
 from nexuskv.config import Config
@@ -44,7 +45,9 @@ class Link:
         self.host: HostMap | None = None
 
     @classmethod
-    def open(cls, url: str, config: Config, clock: Clock, *, maps: HostMaps) -> "Link":
+    def open(
+        cls, url: str, config: Config, clock: Clock, *, maps: HostMaps, network: Network
+    ) -> "Link":
         """Connect, say hello, map the segments.
 
         Raises:
@@ -54,7 +57,10 @@ class Link:
         """
         deadline_s = clock.now() + config.connect_timeout_s
         carrier = open_carrier(
-            url, message_bytes_max=config.message_bytes_max, timeout_s=config.connect_timeout_s
+            url,
+            message_bytes_max=config.message_bytes_max,
+            timeout_s=config.connect_timeout_s,
+            network=network,
         )
         link = cls(carrier, config, clock)
         opened = False

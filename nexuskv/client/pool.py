@@ -13,7 +13,7 @@ from types import TracebackType
 from nexuskv.client.health import Health
 from nexuskv.client.link import Link
 from nexuskv.clock import Clock
-from nexuskv.errors import DaemonUnreachable, NexusError, TransferTimeout
+from nexuskv.errors import DaemonUnreachable, NexusError, ProtocolError, TransferTimeout
 
 
 class Pool:
@@ -155,4 +155,6 @@ class Loan:
         trace: TracebackType | None,
     ) -> None:
         assert self._link is not None
+        if isinstance(error, ProtocolError):
+            self._link.broken = self._link.away = True  # it cannot be trusted any more
         self._pool.give_back(self._link)

@@ -14,6 +14,7 @@ from nexuskv.client.health import Health
 from nexuskv.client.hostmap import HostMaps
 from nexuskv.client.keeper import Keeper
 from nexuskv.client.link import Link
+from nexuskv.client.network import Network
 from nexuskv.client.pool import Pool
 from nexuskv.client.releases import Releases
 from nexuskv.client.terms import Terms
@@ -31,6 +32,7 @@ class ClientProcess:
         self.clock = clock
         self.counters = Counters()
         self.maps = HostMaps()
+        self.network = Network()
         self.open_views = 0
         self.health = Health(
             backoff_min_s=config.backoff_min_s,
@@ -86,6 +88,7 @@ class ClientProcess:
             self._chores.last_words()
         self.pool.close()
         self.maps.close()
+        self.network.close()
 
     def drop(self) -> None:
         """After a fork, in the child: forget the parent's connections. Its mappings stay mapped."""
@@ -93,7 +96,7 @@ class ClientProcess:
         self._chores.drop()
 
     def _open_link(self) -> Link:
-        link = Link.open(self.url, self.config, self.clock, maps=self.maps)
+        link = Link.open(self.url, self.config, self.clock, maps=self.maps, network=self.network)
         if link.host is None:
             self.counters.log_once(
                 "unmapped", f"the pages of {self.url} cannot be reached from here: gets miss"

@@ -125,13 +125,12 @@ class Reader:
         body = self._acquire(link, number, span, claim)
         term = claim.term
         assert term is not None
-        self.statuses[span[0] : span[1]] = bytes([MISS]) * (span[1] - span[0])
         process.terms.watch(term)
         try:
             self._load_runs(link, body[4], span, term)
             while claim.state is AcquireState.MORE:
                 body = self._next_group(link, number, span, body[4], claim)
-                self._load_runs(link, body[4], span, term)
+                self._load_runs(link, body[4], span, term, before=self.statuses)
         finally:
             process.terms.forget(term)
             if claim.state is AcquireState.MORE:
@@ -195,18 +194,26 @@ class Reader:
             ]
         )
 
-    def _load_runs(self, link: Link, runs: object, span: tuple[int, int], term: Term) -> None:
+    def _load_runs(
+        self,
+        link: Link,
+        runs: object,
+        span: tuple[int, int],
+        term: Term,
+        *,
+        before: bytearray | None = None,
+    ) -> None:
+        """Copy what the runs name; a page that one does not name keeps its status in `before`."""
         for first, descriptors in read_runs(runs, span[1] - span[0]):
-            if descriptors.count(0) == len(descriptors):
-                continue  # nothing held: no reason to give the GIL up
             start = span[0] + first
             stop = start + len(descriptors) // DESCRIPTOR_BYTES
-            found = self._load(link, descriptors, start, stop, term)
-            before = self.statuses[start:stop]
-            if before.count(MISS) != len(before):
-                found = bytes(
-                    [old if new == MISS else new for old, new in zip(before, found, strict=True)]
-                )
+            # Nothing held is no reason to give the GIL up.
+            empty = descriptors.count(0) == len(descriptors)
+            missing = bytes([MISS]) * (stop - start)
+            found = missing if empty else self._load(link, descriptors, start, stop, term)
+            if before is not None and MISS in found:
+                pairs = zip(before[start:stop], found, strict=True)
+                found = bytes([old if new == MISS else new for old, new in pairs])
             self.statuses[start:stop] = found
 
     def _load(self, link: Link, descriptors: bytes, start: int, stop: int, term: Term) -> bytes:

@@ -1,5 +1,6 @@
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,12 @@ def page(seed: int) -> bytes:
 
 def room(count: int) -> list[bytearray]:
     return [bytearray(PAGE_BYTES) for _ in range(count)]
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for something that another thread brings about."""
+    turn = threading.Event()
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        turn.wait(0.005)

@@ -96,7 +96,8 @@ class FakeDaemon:
 
     def stop(self) -> None:
         """Vanish: no listener, every connection closed."""
-        self.listener.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # stopped before
+            self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
         self.path.unlink(missing_ok=True)
         with self.lock:

@@ -5,6 +5,7 @@ import pytest
 import nexuskv
 from nexuskv.client.space import Space
 from nexuskv.client.store import Store
+from nexuskv.dataplane.batch import Regions
 from nexuskv.errors import ConfigError
 from nexuskv.protocol import Type
 from nexuskv.types import PageStatus
@@ -147,7 +148,12 @@ BAD = [
 @pytest.mark.parametrize(("keys", "memory", "message"), BAD)
 @pytest.mark.parametrize("way", ["get", "put"])
 def test_a_callers_mistake_raises_before_anything_is_sent(
-    space: Space, daemon: FakeDaemon, keys, memory, message: str, way: str
+    space: Space,
+    daemon: FakeDaemon,
+    keys: list[bytes],
+    memory: list[Regions],
+    message: str,
+    way: str,
 ) -> None:
     before = len(daemon.seen)
     with pytest.raises(ConfigError, match=message):
