@@ -335,7 +335,7 @@ def test_a_closed_namespace_leaves_nothing_for_the_cyclic_collector():
             put(tree, chain("a", 5), 0)
             tree.clear()
             index.close(bytes([at]) * 16)
-        del tree
+            del tree
         assert gc.collect() == 0
     finally:
         gc.enable()

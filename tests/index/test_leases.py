@@ -178,4 +178,4 @@ class LeasesAgainstADict(RuleBasedStateMachine):
 
 
 TestLeasesAgainstADict = LeasesAgainstADict.TestCase
-TestLeasesAgainstADict.settings = settings(max_examples=60, deadline=None)
+TestLeasesAgainstADict.settings = settings(max_examples=30, deadline=None)
