@@ -51,4 +51,4 @@ def test_a_percentile_is_one_of_the_values(share: float, value: float) -> None:
 
 
 def test_each_topic_is_known() -> None:
-    assert set(TOPICS) == {"shm", "control", "index", "start", "hitrate"}
+    assert set(TOPICS) == {"shm", "copying", "control", "index", "start", "hitrate"}
