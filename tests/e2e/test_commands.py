@@ -59,7 +59,9 @@ def test_tree_shows_pages_and_runs(
 ) -> None:
     with store() as opened:
         _store_chain(opened)
-    (namespace,) = _json(capsys, daemon, "tree", "--depth", "2")["namespaces"]  # type: ignore[misc]  # a list
+    found = _json(capsys, daemon, "tree", "--depth", "2")["namespaces"]
+    assert isinstance(found, list)
+    (namespace,) = found
     assert (namespace["model"], namespace["pages"], namespace["residency"]) == ("m", 5, {"host": 5})
     (run,) = namespace["tree"]
     assert (run["first_key"], run["page_count"]) == (KEYS[0].hex(), 5)

@@ -95,11 +95,14 @@ def _match(
 
 def _acquire(scheme: str, session: Session, bare: Wire, keys: bytes, rounds: int) -> list[Row]:
     chains = [(session.namespace, keys)]
+    requests = [
+        encode(Type.ACQUIRE, 1, (chains, turn.to_bytes(8, "little"), 0, TTL_MS, 0))
+        for turn in range(rounds + 1)
+    ]
     replies: list[bytes] = []
 
     def ask(turn: int) -> None:
-        body = (chains, turn.to_bytes(8, "little"), 0, TTL_MS, 0)
-        replies.append(session.wire.exchange(encode(Type.ACQUIRE, 1, body)))
+        replies.append(session.wire.exchange(requests[turn]))
 
     def release(_turn: int) -> None:
         """Its time is not used: it ends the leases just taken, so that they do not pile up."""
@@ -108,8 +111,7 @@ def _acquire(scheme: str, session: Session, bare: Wire, keys: bytes, rounds: int
         replies.clear()
 
     ask(rounds)
-    request = encode(Type.ACQUIRE, 1, (chains, bytes(8), 0, TTL_MS, 0))
-    same = echo_request(len(request), len(replies[0]))
+    same = echo_request(len(requests[0]), len(replies[0]))
     ours_s, echo_s, _ = alternate(rounds, ask, lambda _: bare.exchange(same), release)
     return [_row(f"acquire x{PAGES} {scheme}", ours_s, echo_s, ACQUIRE_FACTOR)]
 

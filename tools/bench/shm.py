@@ -80,8 +80,7 @@ class _Bench:
         while not self._populated():
             if time.monotonic() > end_s:
                 raise TransferTimeout(f"the daemon has no {POOL_BYTES} bytes after {POPULATE_S} s")
-            self.prepare(1)
-            self.put(0)
+            self.space.put(self._fresh_keys(), from_=self.from_)  # refused while memory is to come
         for turn in range(POOL_BYTES // self.batch_bytes + 1):
             self.prepare(1)
             self.put(turn)
@@ -97,8 +96,11 @@ class _Bench:
     def prepare(self, batches: int) -> None:
         """Make keys for so many puts, so that no measured call does."""
         while len(self.keys) < self.stored + batches:
-            raw = os.urandom(KEY_BYTES * self.count)
-            self.keys.append([raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)])
+            self.keys.append(self._fresh_keys())
+
+    def _fresh_keys(self) -> list[bytes]:
+        raw = os.urandom(KEY_BYTES * self.count)
+        return [raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)]
 
     def put(self, _turn: int) -> None:
         """Store the next batch of keys that nobody has seen."""

@@ -232,7 +232,7 @@ COMMANDS: Final = (
         words=("lease", "ls"),
         help="List leases: who may read which number of pages for how long.",
         example="nexuskv lease ls --limit 20",
-        units="Times in milliseconds from now.",
+        units="expires_s is in seconds of the daemon's clock since its machine started.",
         run=_list_of("leases"),
         arguments=_add_limit,
     ),
