@@ -16,6 +16,7 @@ from nexuskv.tools.bench.timing import BusyThread, alternate
 
 POOL_BYTES: Final = 256 * MIB
 GIL_WAIT_S: Final = 0.005
+BUSY_S: Final = 0.5  # many switches of the interpreter's lock, or the busy thread's rate is chance
 CASES: Final = ((64 * KIB, 32), (64 * KIB, 512), (256 * KIB, 32), (MIB, 32), (4 * MIB, 8))
 
 
@@ -54,10 +55,11 @@ def _case(page_bytes: int, count: int, *, rounds: int) -> list[Row]:
     copies, loads, stores = alternate(rounds, batch.copy, batch.load, batch.store)
     copy_s, load_s, store_s = median(copies), median(loads), median(stores)
     rate = batch.batch_bytes / 1e9
+    busy_rounds = max(rounds, int(BUSY_S / (load_s + GIL_WAIT_S)))
     with BusyThread() as busy:
         alone = busy.rate_alone()
         busy_loads: list[float] = []
-        during = busy.rate(lambda: busy_loads.extend(alternate(rounds, batch.load)[0]))
+        during = busy.rate(lambda: busy_loads.extend(alternate(busy_rounds, batch.load)[0]))
     return [
         row(f"memcpy {batch.name}", rate / copy_s, "GB/s", None),
         row(f"load {batch.name}", rate / load_s, "GB/s", rate / copy_s),
