@@ -16,6 +16,7 @@ from nexuskv.errors import ConfigError
 from nexuskv.index.leases import Lease, LeaseTable
 from nexuskv.index.radix import Evicted
 from nexuskv.index.tree import ABSENT
+from nexuskv.key import split_keys
 from nexuskv.tiers.host import HostTier, SlotArray
 
 Page = tuple[bytes, bytes]  # namespace id and key
@@ -101,12 +102,13 @@ class Pages:
             slots = [slot for slot in slots if slot not in kept]
         self.tier.free(as_slots(slots))
 
-    def unlinked_slots(self, namespace_id: bytes, keys: Sequence[bytes]) -> list[int]:
+    def unlinked_slots(self, namespace_id: bytes, keys: bytes, *, key_bytes: int) -> list[int]:
         """Leased slots of pages that have left the index: a release names pages by their keys."""
         if not self._unlinked:
             return []
         table = self._unlinked_by_page
-        return [slot for key in keys for slot in table.get((namespace_id, key), ())]
+        names = split_keys(keys, key_bytes)
+        return [slot for name in names for slot in table.get((namespace_id, name), ())]
 
     def evicted(self, pages: Sequence[Evicted]) -> None:
         """Pages that the index gave up to make room; none of them is leased."""

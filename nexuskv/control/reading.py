@@ -16,7 +16,6 @@ from nexuskv.control.sessions import Session
 from nexuskv.control.waiting import Waiter, Waiting
 from nexuskv.errors import ConfigError, LeaseExpired
 from nexuskv.index.tree import ABSENT
-from nexuskv.key import split_keys
 from nexuskv.protocol import REQUEST_ID_BYTES_MAX, AcquireState
 from nexuskv.types import Kind
 
@@ -158,8 +157,7 @@ class Reading:
         namespace.key_count(keys, pages_max=self._config.batch_pages_max)
         found = namespace.tree.find(keys, touch=False)
         slots = [slot for slot in found if slot != ABSENT]
-        if len(slots) < len(found):
-            slots += self._pages.unlinked_slots(namespace.id, split_keys(keys, namespace.key_bytes))
+        slots += self._pages.unlinked_slots(namespace.id, keys, key_bytes=namespace.key_bytes)
         try:
             unleased = self._pages.leases.release(lease_id, session.tenant, slots)
         except LeaseExpired:

@@ -8,9 +8,8 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -176,9 +175,7 @@ class Raw:
         wait_ms: int = 0,
     ) -> "Group":
         """The first reply to an acquire of one chain."""
-        body = self.call(
-            Type.ACQUIRE, [[space, b"".join(keys)]], request, lease, ttl_ms, wait_ms
-        )
+        body = self.call(Type.ACQUIRE, [[space, b"".join(keys)]], request, lease, ttl_ms, wait_ms)
         return Group(body)
 
     def group(self) -> "Group":

@@ -1,5 +1,6 @@
 """Who may say what: hello, tenants, limits, ids of another run."""
 
+import contextlib
 import os
 
 import pytest
@@ -14,7 +15,7 @@ from nexuskv.errors import (
 from nexuskv.protocol import Type
 from nexuskv.types import PageStatus
 from tests.control.conftest import StartRig
-from tests.control.rig import MIB, Closed, Raw, Rig, chain, is_status, record, refusal
+from tests.control.rig import MIB, Closed, Rig, chain, is_status, record, refusal
 
 CARRIERS = pytest.mark.parametrize("carrier", ["local", "remote"])
 
@@ -227,19 +228,13 @@ def test_a_silent_local_session_is_kept(start_rig: StartRig) -> None:
     assert client.call(Type.PING, b"x") == [b"x"]
 
 
-def pipeline(client: Raw, count: int) -> None:
-    """Send without reading."""
-    for _ in range(count):
-        client.send(Type.PING, bytes(64 * 1024))
-
-
 def test_a_local_client_that_takes_no_replies_is_closed_at_its_bound(start_rig: StartRig) -> None:
     rig = start_rig(send_backlog_bytes="256KiB")
     client = rig.local()
     client.socket.setblocking(False)
-    with pytest.raises((Closed, BlockingIOError)):  # closed, or its own buffers are full
+    with contextlib.suppress(Closed, BlockingIOError):  # closed, or its own buffers are full
         for _ in range(1000):
-            pipeline(client, 1)
+            client.send(Type.PING, bytes(64 * 1024))
             rig.turn()
     rig.until(lambda: rig.control.counters.snapshot()["sessions_overflowed"] == 1)
     assert rig.gauges()["sessions"] == 0
