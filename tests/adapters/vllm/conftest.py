@@ -58,17 +58,25 @@ class Step:
 
 @dataclass
 class Harness:
-    """One engine process as the connector sees it: scheduler, worker, blocks, steps."""
+    """One engine as the connector sees it: a scheduler, a worker a rank, blocks, steps."""
 
     scheduler: Any
-    worker: Any
-    tensors: dict[str, Any]
+    workers: list[Any]
+    rank_tensors: list[dict[str, Any]]
     before_load: Callable[[], None] | None = None
     steps: list[Step] = field(default_factory=list)
 
     @property
     def connector(self) -> Any:
         return self.scheduler.connector
+
+    @property
+    def worker(self) -> Any:
+        return self.workers[0]
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        return self.rank_tensors[0]
 
     def add(
         self,
@@ -111,28 +119,20 @@ class Harness:
         raise AssertionError(f"requests have not ended after {STEPS_MAX} steps")
 
     def step(self) -> Step:
-        """One step in the order of vLLM's model runner."""
-        from vllm.v1.outputs import KVConnectorOutput
-
-        output, worker = self.scheduler.schedule(), self.worker
-        worker.bind_connector_metadata(output.kv_connector_metadata)
+        """One step in the order of vLLM's model runner, all ranks side by side."""
+        output = self.scheduler.schedule()
+        for worker in self.workers:
+            worker.bind_connector_metadata(output.kv_connector_metadata)
         if self.before_load is not None:
             self.before_load()
         if output.has_sync_kv_loads:
-            worker.start_load_kv(None)
+            self.load()
         self.compute(output)
         if not output.has_sync_kv_loads:
-            worker.start_load_kv(None)
-        worker.wait_for_save()
-        transfers = worker.get_transfer_results(output.finished_req_ids)
-        told = KVConnectorOutput(
-            finished_sending=transfers.finished_sending or None,
-            finished_recving=transfers.finished_recving or None,
-            failed_recving=transfers.failed_recving,
-            invalid_block_ids=worker.get_block_ids_with_load_errors(),
-            kv_connector_worker_meta=worker.build_connector_worker_meta(),
-        )
-        worker.clear_connector_metadata()
+            self.load()
+        for worker in self.workers:
+            worker.wait_for_save()
+        told = self.told(output)
         step = Step(
             dict(output.num_scheduled_tokens),
             set(told.invalid_block_ids),
@@ -141,6 +141,26 @@ class Harness:
         self.steps.append(step)
         self.scheduler.update_from_output(output, self.sampled(output, told))
         return step
+
+    def load(self) -> None:
+        for worker in self.workers:
+            worker.start_load_kv(None)
+
+    def told(self, output: Any) -> Any:
+        """What all workers tell the scheduler, joined as vLLM's executor does."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        failed: set[int] = set()
+        report: Any = None
+        for worker in self.workers:
+            transfers = worker.get_transfer_results(output.finished_req_ids)
+            assert not transfers.finished_sending
+            assert not transfers.finished_recving
+            failed |= worker.get_block_ids_with_load_errors()
+            own = worker.build_connector_worker_meta()
+            report = own if report is None or own is None else report.aggregate(own)
+            worker.clear_connector_metadata()
+        return KVConnectorOutput(invalid_block_ids=failed, kv_connector_worker_meta=report)
 
     def sampled(self, output: Any, told: Any) -> Any:
         """What a model runner returns: one token for every request whose prompt is complete."""
@@ -166,7 +186,8 @@ class Harness:
         before = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        failed = set(self.worker._worker._failed_blocks)  # the engine is told at the step's end
+        # Known to the workers now, to the engine at the step's end.
+        failed: set[int] = set().union(*(each._worker._failed_blocks for each in self.workers))
         for name, count in output.num_scheduled_tokens.items():
             blocks = self.scheduler.kv_cache_manager.get_block_ids(name)[0]
             values = values_of(self.scheduler.requests[name].all_token_ids)
@@ -176,22 +197,29 @@ class Harness:
             else:
                 self.check(name, blocks, values[: before[name]])
             for at in range(before[name], before[name] + count):
-                for index, tensor in enumerate(self.tensors.values()):
-                    block, offset = blocks[at // BLOCK_TOKENS], at % BLOCK_TOKENS
-                    tensor[block, :, offset, :] = values[at] + index
+                for offset, tensor in self.all_tensors():
+                    cell = blocks[at // BLOCK_TOKENS], slice(None), at % BLOCK_TOKENS
+                    tensor[cell] = values[at] + offset
 
     def check(self, name: str, blocks: list[int], values: list[float]) -> None:
         for at, value in enumerate(values):
-            for index, tensor in enumerate(self.tensors.values()):
-                cell = tensor[blocks[at // BLOCK_TOKENS], :, at % BLOCK_TOKENS, :]
-                assert bool((cell == value + index).all()), f"{name} token {at} layer {index}"
+            for offset, tensor in self.all_tensors():
+                cell = tensor[blocks[at // BLOCK_TOKENS], :, at % BLOCK_TOKENS]
+                assert bool((cell == value + offset).all()), f"{name} token {at}, {offset}"
+
+    def all_tensors(self) -> Iterator[tuple[float, Any]]:
+        """Every layer of every rank, with what tells its values from the others'."""
+        for rank, tensors in enumerate(self.rank_tensors):
+            for layer, tensor in enumerate(tensors.values()):
+                yield layer + rank / 4, tensor
 
     @property
     def free_blocks(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def close(self) -> None:
-        self.worker.shutdown()
+        for worker in self.workers:
+            worker.shutdown()
         self.scheduler.shutdown()
 
 
@@ -209,7 +237,7 @@ StartEngine = Callable[..., Harness]
 
 
 @pytest.fixture(scope="session")
-def _vllm_loaded() -> None:  # pyright: ignore[reportUnusedFunction]  # used by name below
+def vllm_loaded() -> None:
     """Import vLLM once, outside any test, with what it starts for good."""
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import init_none_hash
@@ -219,8 +247,18 @@ def _vllm_loaded() -> None:  # pyright: ignore[reportUnusedFunction]  # used by 
     init_none_hash(sha256)
 
 
+@pytest.fixture(scope="session")
+def make_configs(vllm_loaded: None, tiny_model: Path) -> Callable[..., tuple[Any, Any]]:
+    """`build_configs` for the tiny model."""
+
+    def make(url: str, **options: Any) -> tuple[Any, Any]:
+        return build_configs(url, tiny_model, **options)
+
+    return make
+
+
 @pytest.fixture
-def start_engine(_vllm_loaded: None, tiny_model: Path) -> Iterator[StartEngine]:
+def start_engine(vllm_loaded: None, tiny_model: Path) -> Iterator[StartEngine]:
     """Start engines: `start_engine(daemon.url, blocks=64, policy="recompute")`."""
     started: list[Harness] = []
 
@@ -235,14 +273,43 @@ def start_engine(_vllm_loaded: None, tiny_model: Path) -> Iterator[StartEngine]:
 
 
 def build_engine(
-    url: str,
-    model: Path,
-    *,
-    blocks: int = 64,
-    policy: str = "recompute",
-    tensor_dtype: Any = None,
-    **extra: Any,
+    url: str, model: Path, *, ranks: int = 1, tensor_dtype: Any = None, **options: Any
 ) -> Harness:
+    """A scheduler and its workers, as vLLM builds them; `options` are those of `build_configs`."""
+    import copy
+
+    import torch
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config, groups = build_configs(url, model, **options)
+    config.parallel_config.tensor_parallel_size = ranks
+    scheduler = Scheduler(
+        vllm_config=config,
+        kv_cache_config=groups,
+        log_stats=True,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK_TOKENS,
+    )
+    harness = Harness(scheduler, [], [])
+    shape = (groups.num_blocks, KV_HEADS, BLOCK_TOKENS, 2 * HEAD_DIM)
+    for rank in range(ranks):
+        of_rank = copy.deepcopy(config)
+        of_rank.parallel_config.rank = rank
+        worker = KVConnectorFactory.create_connector(of_rank, KVConnectorRole.WORKER, groups)
+        tensors = {name: torch.zeros(shape, dtype=tensor_dtype or torch.float32) for name in LAYERS}
+        worker.register_kv_caches(tensors)
+        harness.workers.append(worker)
+        harness.rank_tensors.append(tensors)
+    return harness
+
+
+def build_configs(
+    url: str, model: Path, *, blocks: int = 64, policy: str = "recompute", **extra: Any
+) -> tuple[Any, Any]:
+    """vLLM's two configuration objects of a small engine; `extra` goes to the connector."""
     import torch
     from vllm.config import (
         CacheConfig,
@@ -252,11 +319,7 @@ def build_engine(
         SchedulerConfig,
         VllmConfig,
     )
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.structured_output import StructuredOutputManager
 
     cache = CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True)
     cache.kv_cache_layout, cache.num_gpu_blocks = "LBHNC", blocks
@@ -287,19 +350,4 @@ def build_engine(
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec(list(LAYERS), spec)],
     )
-    scheduler = Scheduler(
-        vllm_config=config,
-        kv_cache_config=groups,
-        log_stats=True,
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK_TOKENS,
-    )
-    worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, groups)
-    tensors = {
-        name: torch.zeros(
-            blocks, KV_HEADS, BLOCK_TOKENS, 2 * HEAD_DIM, dtype=tensor_dtype or torch.float32
-        )
-        for name in LAYERS
-    }
-    worker.register_kv_caches(tensors)
-    return Harness(scheduler, worker, tensors)
+    return config, groups

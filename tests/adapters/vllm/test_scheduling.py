@@ -225,6 +225,56 @@ def test_no_block_of_the_engine_is_leaked(
     assert engine.free_blocks == free_before
 
 
+# --- ranks
+
+
+def test_every_rank_stores_and_loads_its_own_pages(
+    start_engine: "StartEngine", store_daemon: "DaemonProcess"
+) -> None:
+    run(start_engine(store_daemon.url, ranks=2), "r")
+    engine = start_engine(store_daemon.url, ranks=2)
+    assert (run(engine, "r"), [each.stats()["pages_loaded"] for each in engine.workers]) == (
+        [6],
+        [9, 9],
+    )
+
+
+def test_only_what_all_ranks_hold_is_claimed(
+    start_engine: "StartEngine", store_daemon: "DaemonProcess"
+) -> None:
+    first = start_engine(store_daemon.url, ranks=2)
+    request = first.add("r", PROMPT)
+    first.run()
+    remove_of_one_rank(store_daemon.url, request.block_hashes[4])
+    assert run(start_engine(store_daemon.url, ranks=2), "r") == [64, 22]
+
+
+def remove_of_one_rank(url: str, key: bytes) -> None:
+    with nexuskv.connect(url) as store:
+        (space,) = [space for space in spaces(store) if space.record.tp_rank == 1]
+        assert space.remove([key]) == 1
+
+
+def test_no_rank_saves_what_followed_another_ranks_failed_load(
+    start_engine: "StartEngine", store_daemon: "DaemonProcess"
+) -> None:
+    run(start_engine(store_daemon.url, ranks=2), "r", PROMPT[:100])
+    engine = start_engine(store_daemon.url, ranks=2)
+    request = engine.add("r", PROMPT)
+    once(engine, lambda: remove_of_one_rank(store_daemon.url, request.block_hashes[2]))
+    assert engine.step().scheduled == {"r": 54}  # fills three blocks with garbage
+    assert engine.worker.stats()["pages_stored"] == 0
+    engine.run()
+    assert run(start_engine(store_daemon.url, ranks=2), "r") == [6]
+
+
+def test_other_tensor_parallel_size_shares_nothing(
+    start_engine: "StartEngine", store_daemon: "DaemonProcess"
+) -> None:
+    run(start_engine(store_daemon.url, ranks=2), "r")
+    assert run(start_engine(store_daemon.url), "r") == [64, 64, 22]
+
+
 # --- faults
 
 
