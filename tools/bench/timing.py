@@ -3,9 +3,10 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Final, Self
 
-ALONE_S: Final = 0.4
+ALONE_S: Final = 0.1
 
 
 def alternate(rounds: int, *actions: Callable[[int], object]) -> list[list[float]]:
@@ -59,6 +60,15 @@ class BusyThread:
         """Counts a second while the calling thread only waits."""
         waits = threading.Event()
         return self.rate(lambda: waits.wait(ALONE_S))
+
+    def rates(self, rounds: int, during: Callable[[], object]) -> tuple[float, float]:
+        """Counts a second beside `during` and alone, taken in turns; medians."""
+        beside: list[float] = []
+        alone: list[float] = []
+        for _ in range(rounds):
+            alone.append(self.rate_alone())
+            beside.append(self.rate(during))
+        return median(beside), median(alone)
 
     def _run(self) -> None:
         while self._on:
