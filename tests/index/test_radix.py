@@ -210,6 +210,14 @@ def test_a_key_whose_bytes_straddle_two_others_is_not_taken_for_held():
     assert tree.match(blob(third)) == 1
 
 
+def test_a_key_that_also_straddles_two_earlier_keys_of_its_run_is_found_at_its_own_place():
+    tree = new_tree()
+    keys = [b"AAAAAAAA", b"xxxxBBBB", b"CCCCxxxx", b"BBBBCCCC", b"ZZZZZZZZ"]
+    put(tree, keys, 0)
+    assert [tree.slot_of(key) for key in keys] == [0, 1, 2, 3, 4]
+    assert tree.match(blob(*keys[3:])) == 2
+
+
 def test_keys_of_one_repeated_byte_are_found_where_they_are():
     tree = new_tree()
     keys = [b"\0\0\0\0\0\0\0\1", b"\0" * 8, b"\1\0\0\0\0\0\0\0", b"\0\0\0\0\1\0\0\0"]
