@@ -3,6 +3,7 @@
 Everything a caller can get wrong is found here, before a byte is sent.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Final, Protocol
@@ -60,6 +61,16 @@ def _region_bytes(region: Buffer, index: int, writable: bool) -> int:
     if writable and view.readonly:
         raise ConfigError(f"item {index} is read-only")
     return view.nbytes
+
+
+def check_duration(name: str, duration_s: float) -> None:
+    """Check a time that a caller gives, in seconds.
+
+    Raises:
+        ConfigError: negative, infinite or no number.
+    """
+    if not 0 <= duration_s < math.inf:
+        raise ConfigError(f"{name} is {duration_s}, must be 0 or more seconds")
 
 
 def first_places(keys: Sequence[bytes], from_: Sequence[Regions]) -> list[int] | None:

@@ -13,7 +13,7 @@ from nexuskv.client.health import Health
 from nexuskv.client.link import Link
 from nexuskv.client.pool import Pool
 from nexuskv.client.releases import Releases
-from nexuskv.client.terms import Term, Terms
+from nexuskv.client.terms import Term, Terms, as_ms
 from nexuskv.clock import Clock
 from nexuskv.config import Config
 from nexuskv.errors import NexusError, Refused, Unavailable
@@ -108,7 +108,7 @@ class Chores:
         self._link.era = self._health.era
         self._releases.forget(but=self._link.incarnation)
         self._counters.count("reconnects")
-        LOG.info("connected to the daemon again")
+        LOG.warning("the daemon answers again")
 
     def _own_link(self) -> Link:
         link = self._link
@@ -127,7 +127,7 @@ class Chores:
         sent_s = self._clock.now()
         try:
             (granted_ms,) = link.call(
-                Type.RENEW, (term.lease_id, int(term.ttl_s * 1000)), deadline_s=math.inf
+                Type.RENEW, (term.lease_id, as_ms(term.ttl_s)), deadline_s=math.inf
             )
         except Refused:
             term.lost = True

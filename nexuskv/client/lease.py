@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from nexuskv.client.batches import check_memory
+from nexuskv.client.answers import as_statuses, state_of
+from nexuskv.client.batches import check_duration, check_memory
 from nexuskv.client.matching import Chain, check_chains, nothing, number_chains, read_matches
-from nexuskv.client.reading import Claim, Reader, as_statuses, granted_ttl_s, state_of
-from nexuskv.client.terms import Term
+from nexuskv.client.reading import Claim, Reader
+from nexuskv.client.terms import Term, as_ms, granted_ttl_s
 from nexuskv.dataplane.batch import Regions
 from nexuskv.errors import ConfigError, ProtocolError, Refused, Unavailable, translating
 from nexuskv.key import PageKey
@@ -28,7 +29,7 @@ _TOKEN: Final = struct.Struct(f"<B{INCARNATION_BYTES}sQddd")
 
 
 class Lease:
-    """Pages held for a while. Falsy when nothing could be leased.
+    """Pages held for a while. Falsy when nothing is leased yet, or there is no daemon.
 
     Attributes:
         request_id: the caller's name for this lease.
@@ -131,7 +132,7 @@ class Lease:
                 asked_s = granted_ttl_s(link, self._term.ttl_s if ttl_s is None else ttl_s)
                 (granted_ms,) = link.call(
                     Type.RENEW,
-                    (self._term.lease_id, int(asked_s * 1000)),
+                    (self._term.lease_id, as_ms(asked_s)),
                     deadline_s=deadline_s,
                     ahead=process.releases.frames_for(link),
                 )
@@ -168,6 +169,8 @@ def acquire(
     if not 1 <= len(request_id) <= REQUEST_ID_BYTES_MAX:
         raise ConfigError(f"a request id has 1-{REQUEST_ID_BYTES_MAX} bytes, got {len(request_id)}")
     check_chains(process, chains)
+    check_duration("ttl_s", ttl_s)
+    check_duration("wait_s", wait_s)
     sent_s = process.clock.now()
     deadline_s = sent_s + process.config.request_timeout_s
     term, matched = Term(0, bytes(INCARNATION_BYTES), ttl_s=ttl_s, sent_s=sent_s), nothing(chains)
@@ -178,7 +181,7 @@ def acquire(
             sent_s = process.clock.now()
             lease_id, state, tokens, rows, _runs = link.call(
                 Type.ACQUIRE,
-                (numbered, request_id, 0, int(ttl_s * 1000), 0),
+                (numbered, request_id, 0, as_ms(ttl_s), 0),
                 deadline_s=deadline_s,
                 ahead=process.releases.frames_for(link),
             )
@@ -207,8 +210,10 @@ def lease_of(store: "Store", token: bytes) -> Lease:
     ):
         raise ConfigError(f"{len(token)} bytes that are no lease token of version {TOKEN_VERSION}")
     _, incarnation, lease_id, ttl_s, wait_until_s, wait_left_s = _TOKEN.unpack_from(token)
+    check_duration("ttl_s", ttl_s)
+    check_duration("wait_s", wait_left_s)
     now_s = store.process.clock.now()
     # Uncertain until the first use begins the term anew, so it counts as over.
     term = Term(lease_id, incarnation, ttl_s=ttl_s, sent_s=now_s - ttl_s)
-    left_s = min(max(0.0, wait_left_s), max(0.0, wait_until_s - now_s))
+    left_s = max(0.0, min(wait_left_s, wait_until_s - now_s))
     return Lease(store, request_id, term, MatchAll(0, ()), wait_until_s=now_s + left_s)

@@ -154,7 +154,8 @@ class Link:
     def drop(self) -> None:
         """Close only this process's copy of the socket: after a fork it is the parent's session."""
         self.broken = True
-        self._carrier.close()
+        if not self._carrier.remote:  # zmq's sockets know the process they belong to
+            self._carrier.close()
 
     def _talk(
         self, kind: Type, frames: Sequence[bytes], deadline_s: float, timeout_s: float

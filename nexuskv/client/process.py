@@ -109,5 +109,5 @@ class ClientProcess:
         return self._chores.run()
 
     def _on_away(self) -> None:
-        self.counters.log_once("away", f"the daemon at {self.url} is away: pages miss meanwhile")
+        LOG.warning("the daemon at %s is away: pages miss until it is back", self.url)
         self.keeper.wake_by(self.health.retry_at_s)

@@ -9,12 +9,13 @@ thread.
 from collections.abc import Sequence
 from typing import Final
 
+from nexuskv.client.answers import blaming, read_runs, state_of
 from nexuskv.client.batches import pages_per_message, spans
 from nexuskv.client.identity import Identity
 from nexuskv.client.link import Link
 from nexuskv.client.process import ClientProcess
 from nexuskv.client.releases import Report
-from nexuskv.client.terms import Term
+from nexuskv.client.terms import Term, as_ms, granted_ttl_s
 from nexuskv.dataplane.batch import Pages, Regions
 from nexuskv.errors import (
     ConfigError,
@@ -35,17 +36,6 @@ UNAVAILABLE: Final = int(PageStatus.UNAVAILABLE)
 
 _ENDED: Final = bytes.maketrans(bytes([HIT, CORRUPT]), bytes([STALE, STALE]))
 _REFUSED: Final = bytes.maketrans(bytes([UNAVAILABLE]), bytes([STALE]))
-_STATUSES: Final = tuple(PageStatus)
-
-
-def as_statuses(raw: bytes | bytearray) -> list[PageStatus]:
-    """Status bytes as `PageStatus` values."""
-    return list(map(_STATUSES.__getitem__, raw))
-
-
-def granted_ttl_s(link: Link, ttl_s: float) -> float:
-    """The lease time to ask for: the daemon grants no more than its limit."""
-    return min(ttl_s, link.session.limits.lease_ttl_max_s)
 
 
 class Claim:
@@ -76,6 +66,7 @@ class Reader:
         self._identity = identity
         self._keys = keys
         self._into = into
+        wait_s = min(wait_s, process.config.acquire_wait_max_s)
         self._wait_until_s = process.clock.now() + wait_s
         self._deadline_s = self._wait_until_s + process.config.transfer_timeout_s
         self.statuses = bytearray([UNAVAILABLE]) * len(into)
@@ -151,7 +142,7 @@ class Reader:
         with translating({ConfigError: Refused}):
             body = link.call(
                 Type.ACQUIRE,
-                ((chain,), claim.request_id, held, int(ttl_s * 1000), int(wait_s * 1000)),
+                ((chain,), claim.request_id, held, as_ms(ttl_s), int(wait_s * 1000)),
                 deadline_s=self._deadline_s,
                 ahead=process.releases.frames_for(link),
             )
@@ -240,58 +231,6 @@ class Reader:
 
     def _report(self, incarnation: bytes, pages: Pages, found: bytes) -> None:
         report_corrupt(self._process, self._identity, incarnation, pages, found)
-
-
-def state_of(value: object) -> AcquireState:
-    """How an acquire stands.
-
-    Raises:
-        ProtocolError: no known state.
-    """
-    if value not in (0, 1, 2, 3):
-        raise ProtocolError(f"an acquire cannot stand at {value!r:.20}")
-    return AcquireState(int(str(value)))
-
-
-def read_runs(runs: object, page_count: int, chain_index: int = 0) -> list[tuple[int, bytes]]:
-    """The runs of one chain, as (first page, descriptors).
-
-    Raises:
-        ProtocolError: a run is malformed or leaves its chain.
-    """
-    found: list[tuple[int, bytes]] = []
-    assert isinstance(runs, list)
-    for run in runs:
-        if not isinstance(run, list) or tuple(map(type, run)) != (int, int, bytes, bytes):
-            raise ProtocolError(f"a run is [chain, page, descriptors, capability], got {run!r:.80}")
-        chain, first, descriptors, _capability = run
-        count, odd = divmod(len(descriptors), DESCRIPTOR_BYTES)
-        if chain == chain_index:
-            if odd or first < 0 or first + count > page_count:
-                raise ProtocolError(f"a run of {count} pages at {first} in {page_count} asked for")
-            found.append((first, descriptors))
-    return found
-
-
-class blaming:  # reads as a statement
-    """Tell a daemon's wrong page size from the caller's own mistake in a native call."""
-
-    __slots__ = ("_descriptors", "_page_bytes")
-
-    def __init__(self, descriptors: bytes, page_bytes: int) -> None:
-        self._descriptors = descriptors
-        self._page_bytes = page_bytes
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ConfigError):
-            for row in DESCRIPTOR_FORMAT.iter_unpack(self._descriptors):
-                if row[1] not in (0, self._page_bytes):
-                    raise ProtocolError(
-                        f"a page of {row[1]} bytes where pages have {self._page_bytes}"
-                    ) from error
 
 
 def report_corrupt(

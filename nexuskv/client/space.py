@@ -6,14 +6,14 @@ Store faults are statuses; only a caller's mistakes raise, before anything is se
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nexuskv.client.batches import check_memory, first_places
+from nexuskv.client.answers import as_statuses
+from nexuskv.client.batches import check_duration, check_memory, first_places
 from nexuskv.client.identity import Identity
 from nexuskv.client.matching import match_chain
-from nexuskv.client.reading import Reader, as_statuses
+from nexuskv.client.reading import Reader
 from nexuskv.client.view import View, check_page_count
 from nexuskv.client.writing import Writer, check_parent
 from nexuskv.dataplane.batch import Regions
-from nexuskv.errors import ConfigError
 from nexuskv.key import PageKey
 from nexuskv.namespace import NamespaceRecord
 from nexuskv.protocol import Type
@@ -75,6 +75,7 @@ class Space:
             ConfigError: a key of a wrong length, or memory that does not fit, is read-only or
             overlaps.
         """
+        check_duration("wait_s", wait_s)
         blob = self.identity.join(keys)
         page_bytes = self.identity.page_bytes
         check_memory(into, page_count=len(keys), page_bytes=page_bytes, writable=True)
@@ -150,8 +151,7 @@ class Space:
             ConfigError: a key of a wrong length, or a negative `ttl_s`.
             NexusError: the daemon is away or refuses; nothing is known to be pinned.
         """
-        if ttl_s < 0:
-            raise ConfigError(f"ttl_s is {ttl_s}, must not be negative")
+        check_duration("ttl_s", ttl_s)
         return self._count(Type.PIN, keys, int(ttl_s * 1000))
 
     def unpin(self, keys: Sequence[PageKey]) -> int:

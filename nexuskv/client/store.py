@@ -17,8 +17,8 @@ from nexuskv.client.identity import Identity
 from nexuskv.client.lease import Lease, acquire, lease_of
 from nexuskv.client.matching import match_all
 from nexuskv.client.process import ClientProcess
-from nexuskv.client.reading import granted_ttl_s
 from nexuskv.client.space import Space
+from nexuskv.client.terms import as_ms, granted_ttl_s
 from nexuskv.clock import Clock, MonotonicClock
 from nexuskv.config import Config, default_url, load_config
 from nexuskv.errors import ConfigError, ProtocolError, Refused, Unavailable, translating
@@ -270,7 +270,7 @@ class Store:
         try:
             with process.pool.lend(deadline_s) as link, translating({ConfigError: Refused}):
                 number = link.number_of(identity.id, identity.encoded, deadline_s=deadline_s)
-                ttl_ms = int(granted_ttl_s(link, self.config.lease_ttl_s) * 1000)
+                ttl_ms = as_ms(granted_ttl_s(link, self.config.lease_ttl_s))
                 for start, stop in self._spans(identity, keys):
                     body = link.call(
                         Type.ACQUIRE,

@@ -8,6 +8,18 @@ import math
 import threading
 from collections.abc import Callable
 
+from nexuskv.client.link import Link
+
+
+def as_ms(duration_s: float) -> int:
+    """Whole milliseconds, at least one: a message's 0 means none."""
+    return max(1, int(duration_s * 1000))
+
+
+def granted_ttl_s(link: Link, ttl_s: float) -> float:
+    """The lease time to ask for: the daemon grants no more than its limit."""
+    return min(ttl_s, link.session.limits.lease_ttl_max_s)
+
 
 class Term:
     """One lease's certain time. `lost` once the daemon said that it has ended."""

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from nexuskv.client.answers import read_runs
 from nexuskv.client.batches import pages_per_message, spans
 from nexuskv.client.hostmap import HostMap
 from nexuskv.client.identity import Identity
 from nexuskv.client.link import Link
 from nexuskv.client.process import ClientProcess
-from nexuskv.client.reading import CORRUPT, HIT, granted_ttl_s, read_runs, report_corrupt
-from nexuskv.client.terms import Term
+from nexuskv.client.reading import CORRUPT, HIT, report_corrupt
+from nexuskv.client.terms import Term, as_ms, granted_ttl_s
 from nexuskv.dataplane.batch import Pages
 from nexuskv.errors import (
     ConfigError,
@@ -137,7 +138,7 @@ class View:
         keys = self._keys[start * size : stop * size]
         body = link.call(
             Type.ACQUIRE,
-            (((asked[0], keys),), asked[1], 0, int(ttl_s * 1000), 0),
+            (((asked[0], keys),), asked[1], 0, as_ms(ttl_s), 0),
             deadline_s=deadline_s,
             ahead=process.releases.frames_for(link),
         )

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from nexuskv import UNKNOWN
+from nexuskv.client.answers import blaming
 from nexuskv.client.batches import pages_per_message, spans
 from nexuskv.client.identity import Identity
 from nexuskv.client.link import Link
 from nexuskv.client.process import ClientProcess
-from nexuskv.client.reading import blaming
 from nexuskv.dataplane.batch import Pages, Regions
 from nexuskv.errors import (
     ConfigError,
