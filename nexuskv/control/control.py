@@ -100,7 +100,7 @@ class Control:
             namespaces=namespaces,
             counters=self.counters,
         )
-        self._recheck = Recheck(
+        self.recheck = Recheck(
             pages=pages, room=room, worker=worker, events=self._events, counters=self.counters
         )
         inspection = Inspection(namespaces=namespaces, sessions=self._sessions, pages=pages)
@@ -117,7 +117,7 @@ class Control:
                 clock=clock,
                 pages=pages,
                 waiting=self._waiting,
-                recheck=self._recheck,
+                recheck=self.recheck,
                 counters=self.counters,
             ),
             writing=Writing(
@@ -226,7 +226,7 @@ class Control:
             if isinstance(result, ChunkPopulated):
                 self._supply.populated(result)
             else:
-                self._recheck.checked(result)
+                self.recheck.checked(result)
         # A queue that was full of re-checks has room again.
         self._supply.next()
 

@@ -63,9 +63,10 @@ class EventStream:
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
-        context, self._context, self._socket = self._context, None, None
-        if context is not None:
-            context.destroy()
+        if self._context is not None and self._socket is not None:
+            self._socket.close()
+            self._context.term()
+            self._context = self._socket = None
 
     def _publish(self, event: Event, namespace_id: bytes, body: tuple[object, ...]) -> None:
         self.sequence += 1

@@ -12,6 +12,7 @@ from nexuskv.errors import ConfigError, NexusError
 
 _ANSWER_TIMEOUT_S = 2.0
 _REQUEST_TIMEOUT_S = 5.0
+_STOP_POLL_S = 0.1  # how often the server looks whether it shall stop
 
 
 class HttpServer:
@@ -55,7 +56,10 @@ class HttpServer:
         self._server.daemon_threads = True
         self.address = f"{self._server.server_address[0]!s}:{self._server.server_address[1]}"
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="nexuskv-http", daemon=True
+            target=self._server.serve_forever,
+            args=(_STOP_POLL_S,),
+            name="nexuskv-http",
+            daemon=True,
         )
         self._thread.start()
 

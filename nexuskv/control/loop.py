@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar
 
 from nexuskv.clock import Clock
 from nexuskv.control.counters import Counters
-from nexuskv.errors import TransferTimeout, Unavailable, translating
+from nexuskv.errors import TransferTimeout, Unavailable
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
@@ -102,8 +102,11 @@ class Loop:
         self._mailbox.append(run)
         if not self.wake():
             raise Unavailable("the control loop has ended")
-        with translating({TimeoutError: TransferTimeout}):
+        try:
             return future.result(timeout_s)
+        except TimeoutError as exc:
+            message = f"the control loop did not answer within {timeout_s} s"
+            raise TransferTimeout(message) from exc
 
     def wake(self) -> bool:
         """Make the loop turn; safe from any thread. False when it is closed."""

@@ -41,6 +41,11 @@ class Recheck:
         self._asked: dict[int, tuple[Namespace, bytes, int, int]] = {}  # slot and generation
         self._slots: set[int] = set()
 
+    @property
+    def pending_count(self) -> int:
+        """Pages that the worker is still to read."""
+        return len(self._asked)
+
     def reported(self, session: Session, row: object) -> None:
         """A client says that a page's bytes did not match their checksum."""
         match row:

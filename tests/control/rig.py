@@ -18,7 +18,7 @@ import zmq
 from nexuskv.clock import ManualClock
 from nexuskv.config import load_config
 from nexuskv.control.control import Control
-from nexuskv.errors import NexusError
+from nexuskv.errors import NexusError, OutOfSpace
 from nexuskv.namespace import NamespaceRecord
 from nexuskv.protocol import (
     ERROR,
@@ -303,10 +303,23 @@ class RawRemote(Raw):
         self.socket.close()
 
 
+class Tools(HostTools):
+    """The worker's hands, on a filesystem that may be full from some chunk on."""
+
+    chunks_to_be_had: int | None = None
+
+    def populate_chunk(self, chunk_index: int) -> None:
+        if self.chunks_to_be_had is not None and chunk_index >= self.chunks_to_be_had:
+            raise OutOfSpace("the filesystem is full")
+        super().populate_chunk(chunk_index)
+
+
 class Rig:
     """One control plane on a folder, its loop in a thread. `close` stops it."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
+        chunks_to_be_had = settings.pop("chunks_to_be_had", None)
+        assert chunks_to_be_had is None or isinstance(chunks_to_be_had, int)
         listen = f"unix://{folder}/d.sock,tcp://127.0.0.1:0"
         flags = {**SMALL, "listen": listen, "segment_dir": folder / "s", **settings}
         flags["segment_dir"] = str(flags["segment_dir"])
@@ -324,7 +337,8 @@ class Rig:
                 incarnation=INCARNATION,
             )
             stack.callback(self.tier.close, unlink=True)
-            tools = HostTools.open(self.tier)
+            tools = Tools.open(self.tier)
+            tools.chunks_to_be_had = chunks_to_be_had
             stack.callback(tools.close)
             self.worker = Worker(queue_max=self.config.worker_queue_max, run=tools)
             stack.callback(self.worker.close, PATIENCE_S)
@@ -443,7 +457,7 @@ class Rig:
         for name in ("used", "writing", "quarantined", "unlinked"):
             counted = sum(getattr(c, name) * sizes[c.chunk_index] for c in chunks)
             assert gauges[f"{name}_bytes"] == counted, name
-        slots = [self.run(lambda c=c: self.tier.slots_of_chunk(c.chunk_index)) for c in chunks]
+        slots = self.run(lambda: [self.tier.slots_of_chunk(c.chunk_index) for c in chunks])
         taken = sum(len(each.slots) for each in slots)
         assert taken == sum(c.used + c.writing + c.quarantined + c.unlinked for c in chunks)
         assert gauges["pages"] == sum(c.used for c in chunks)
