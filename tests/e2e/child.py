@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from tests.e2e.cache import chain, open_space, open_store, pages
+from tests.e2e.churn import churn
 
 Options = dict[str, object]
 
@@ -36,7 +37,7 @@ def get(url: str, options: Options) -> object:
     say("ready")
     sys.stdin.readline()
     statuses = space.get(keys, into=into)
-    right = all(a == b for a, b, s in zip(into, wanted, statuses, strict=True) if s)
+    right = all(bytes(a) == b for a, b, s in zip(into, wanted, statuses, strict=True) if s)
     store.close()
     return {"statuses": [s.name for s in statuses], "right": right}
 
@@ -50,7 +51,7 @@ def read_lease(url: str, options: Options) -> object:
         into = [bytearray(space.record.page_bytes) for _ in keys]
         statuses = lease.get(space, keys, into=into)
         wanted = pages(keys, space.record.page_bytes)
-        right = all(a == b for a, b, s in zip(into, wanted, statuses, strict=True) if s)
+        right = all(bytes(a) == b for a, b, s in zip(into, wanted, statuses, strict=True) if s)
         renewed = lease.renew()
         if options.get("release"):
             lease.release()
@@ -61,6 +62,7 @@ ACTIONS: dict[str, Callable[[str, Options], object]] = {
     "put": put,
     "get": get,
     "read_lease": read_lease,
+    "churn": churn,
 }
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -39,6 +39,11 @@ class Child:
         """The next line it says; empty when it has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
+
+    def fileno(self) -> int:
+        """What `select` waits on for its next line, or its end."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
 
     def has_spoken(self) -> bool:
         """Whether it has said something that was not read yet."""
@@ -109,7 +114,7 @@ def _fd_of(pidfd: int, fd: int) -> int:
 
 
 @contextmanager
-def child(action: str, url: str, **options: object) -> Iterator[Child]:
+def child(action: str, url: str, **options: object) -> Generator[Child]:
     """A child that is gone at the end of the block."""
     process = Child(action, url, **options)
     try:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -199,7 +199,7 @@ def _fill(path: Path) -> None:
 
 
 @contextmanager
-def _small_filesystem(size: str) -> Iterator[Path]:
+def _small_filesystem(size: str) -> Generator[Path]:
     """A tmpfs of its own; needs root, as CI has."""
     folder = Path(f"/dev/shm/nexuskv-test-{os.getpid()}-small")
     folder.mkdir()

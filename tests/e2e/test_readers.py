@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -224,7 +224,7 @@ def test_a_wait_is_aborted_by_a_clear(daemon: DaemonProcess) -> None:
 
 
 @contextmanager
-def _while_waiting(store: Store, act: object) -> Iterator[None]:
+def _while_waiting(store: Store, act: object) -> Generator[None]:
     """Do something from another thread once the daemon has an acquire that waits."""
 
     def later() -> None:
@@ -240,7 +240,7 @@ def _while_waiting(store: Store, act: object) -> Iterator[None]:
 
 
 @contextmanager
-def _caught_reading(daemon: DaemonProcess, store: Store) -> Iterator[Child]:
+def _caught_reading(daemon: DaemonProcess, store: Store) -> Generator[Child]:
     """A reader with a short lease, frozen between its acquire and the end of its copy."""
     space = open_space(store, page_bytes=PAGE_BYTES)
     keys = chain("read", READ_PAGES)

@@ -1,6 +1,6 @@
 """Writers that race, stop, hang up and die between reserve and commit (I4, I14)."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -115,7 +115,7 @@ def test_a_full_quarantine_refuses_reservations_until_the_writer_exits(
 
 
 @contextmanager
-def _caught_writing(daemon: DaemonProcess, store: Store) -> Iterator[Child]:
+def _caught_writing(daemon: DaemonProcess, store: Store) -> Generator[Child]:
     """A writer frozen after it was lent its slots and before it committed."""
     wait_populated(store)
     for attempt in range(TRIES):
@@ -134,7 +134,7 @@ def _caught_writing(daemon: DaemonProcess, store: Store) -> Iterator[Child]:
 
 
 @contextmanager
-def _caught_hung_up(daemon: DaemonProcess, store: Store) -> Iterator[Child]:
+def _caught_hung_up(daemon: DaemonProcess, store: Store) -> Generator[Child]:
     """A writer frozen in its copy, whose sockets are closed."""
     with _caught_writing(daemon, store) as writer:
         writer.hang_up()
