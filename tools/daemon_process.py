@@ -6,6 +6,7 @@ pipe never stalls it. Methods are called from one thread.
 """
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -17,12 +18,14 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from nexuskv.config import MIB
 from nexuskv.errors import ConfigError, DaemonUnreachable
 
 READY_PREFIX: Final = "nexuskv: ready "
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 20.0
 LOG_LINES_MAX: Final = 4096
+ROOM_LEAST_BYTES: Final = 512 * MIB  # containers often have 64 MiB of shared memory
 _LAST_WORDS_S: Final = 1.0  # between the end of a child's stderr and its own
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
@@ -31,14 +34,21 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 def scratch_folder(purpose: str) -> Generator[Path, None, None]:
     """A private folder for one daemon's socket and segments, removed at the end.
 
-    It lies in shared memory where there is some: pages on a disk would be written out.
+    It lies in shared memory where there is enough: pages on a disk would be written out.
     """
-    place = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+    place = _SHARED_MEMORY if _has_room(_SHARED_MEMORY) else None
     folder = Path(tempfile.mkdtemp(prefix=f"nexuskv-{purpose}-", dir=place))
     try:
         yield folder
     finally:
         shutil.rmtree(folder)
+
+
+def _has_room(folder: Path) -> bool:
+    if not os.access(folder, os.W_OK):
+        return False
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize >= ROOM_LEAST_BYTES
 
 
 def interrupt_on_sigterm() -> None:

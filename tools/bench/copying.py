@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final
 
 from nexuskv.config import KIB, MIB
-from nexuskv.tools.bench.bare import BareSegment, Memory, batch_name, copy_plainly
+from nexuskv.tools.bench.bare import BareSegment, Memory, batch_name
 from nexuskv.tools.bench.report import Row, row
 from nexuskv.tools.bench.timing import BusyThread, alternate
 
@@ -35,19 +35,12 @@ class _Batch:
         self.segment = BareSegment(page_bytes=page_bytes, slot_count=POOL_BYTES // page_bytes)
         source, target = Memory(self.batch_bytes), Memory(self.batch_bytes)
         from_, into = source.pages(page_bytes, count), target.pages(page_bytes, count)
-        # memcpy reads as much memory as the segment holds, so that it meets the same caches.
-        self._pool = Memory(POOL_BYTES)
         self.load = partial(self.segment.load, into=into)
         self.store = partial(self.segment.store, from_=from_)
-        self._target = target
+        self.copy = partial(self.segment.copy, into=target, count=count)
         for turn in range(POOL_BYTES // self.batch_bytes):
             self.store(turn)
             self.load(turn)
-
-    def copy(self, turn: int) -> None:
-        """One memcpy of a batch's bytes."""
-        start = turn % (POOL_BYTES // self.batch_bytes) * self.batch_bytes
-        copy_plainly(self._target, self._pool, self.batch_bytes, offset_bytes=start)
 
 
 def _case(page_bytes: int, count: int, *, rounds: int) -> list[Row]:

@@ -18,7 +18,7 @@ from nexuskv.client.space import Space
 from nexuskv.client.store import Store
 from nexuskv.config import KIB, MIB, load_config
 from nexuskv.errors import NexusError, TransferTimeout
-from nexuskv.tools.bench.bare import KEY_BYTES, BareSegment, Memory, batch_name, copy_plainly
+from nexuskv.tools.bench.bare import KEY_BYTES, BareSegment, Memory, batch_name
 from nexuskv.tools.bench.report import Row, row
 from nexuskv.tools.bench.timing import BusyThread, alternate
 from nexuskv.tools.daemon_process import DaemonProcess, scratch_folder
@@ -144,7 +144,7 @@ def _idle(bench: _Bench, *, rounds: int, targets: tuple[float | None, float | No
         rounds,
         bench.get,
         lambda turn: bench.bare.load(turn, bench.into),
-        lambda _: copy_plainly(bench.target, bench.source, bench.batch_bytes),
+        lambda turn: bench.bare.copy(turn, bench.target, bench.count),
     )
     bench.prepare(rounds)
     put_s, bare_put_s = alternate(
