@@ -19,10 +19,6 @@ TOPICS: Final = {
         "Measure the native copy-and-hash alone beside a plain memcpy of the same bytes.",
         "GB/s are 10^9 bytes a second; busy rows are seconds a batch.",
     ),
-    "copying": (
-        "Measure the native copy-and-hash alone, without a daemon, beside plain memcpy.",
-        "GB/s are 10^9 bytes a second; busy rows are seconds a batch.",
-    ),
     "control": (
         "Measure match and acquire round trips beside bare echoes of the same bytes.",
         "Seconds, medians; p50 and p99 are in the JSON.",
