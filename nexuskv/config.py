@@ -22,7 +22,7 @@ MIB: Final = 1024**2
 GIB: Final = 1024**3
 
 _SIZE: Final = re.compile(
-    r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(B|[KMGT]iB|[KMGT]B|[KMGT])?", re.IGNORECASE
+    r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(B|[KMGT]iB|[KMGT]B|[KMGT])?", re.ASCII | re.IGNORECASE
 )
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 

@@ -28,8 +28,9 @@ ERROR: Final = 127
 LENGTH: Final = struct.Struct("<I")
 INCARNATION_BYTES: Final = 8
 REQUEST_ID_BYTES_MAX: Final = 64
+ALL_RESERVATIONS: Final = 0  # of the session that aborts; no reservation has this id
 EVENT_TOPIC: Final = b"nexuskv"
-ITEMS_MAX: Final = 65536  # of one array in a request: its memory is taken before it is read
+ITEMS_MAX: Final = 4096  # of one array in a request: its memory is taken before it is read
 
 
 class Type(IntEnum):
