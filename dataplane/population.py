@@ -46,12 +46,16 @@ class Populator:
         raw = memoryview(descriptors).cast("B")
         if len(raw) % (8 * _DESCRIPTOR_WORDS):
             return  # the copy says what is wrong with them
-        words = raw.cast("Q").tolist()
-        offsets = words[_OFFSET_WORD::_DESCRIPTOR_WORDS]
+        words = raw.cast("Q")
+        offsets, chunk_bytes = words[_OFFSET_WORD::_DESCRIPTOR_WORDS].tolist(), self._chunk_bytes
+        named = {offset // chunk_bytes for offset in offsets}
+        if named.isdisjoint(self._missing):
+            return  # as nearly always
         # Without a size there is no page: naming a chunk for it would fill a hole of the file.
+        firsts = words[::_DESCRIPTOR_WORDS].tolist()
         named = {
-            offset // self._chunk_bytes
-            for offset, first in zip(offsets, words[::_DESCRIPTOR_WORDS], strict=True)
+            offset // chunk_bytes
+            for offset, first in zip(offsets, firsts, strict=True)
             if first >> _SIZE_SHIFT
         }
         self._enqueue(named & self._missing)

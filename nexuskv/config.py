@@ -131,7 +131,7 @@ class Config:
     request_timeout_s: float = _set(5.0, "one exchange with the daemon", "s", 0.001)
     transfer_timeout_s: float = _set(30.0, "one get or put, all its batches", "s", 0.001)
     backoff_min_s: float = _set(0.05, "first pause between reconnects", "s", 0.001)
-    backoff_max_s: float = _set(5.0, "longest pause between reconnects", "s", 0.001)
+    backoff_max_s: float = _set(1.0, "longest pause between reconnects", "s", 0.001)
     lease_ttl_s: float = _set(30.0, "lease of a get; renewed while it runs", "s", 0.001)
     client_connections: int = _set(8, "sockets one client opens", "count", 1, 64)
     client_batch_pages: int = _set(4096, "pages per message; longer calls are split", "count", 1)
