@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from nexuskv.errors import ConfigError, LeaseExpired, OutOfSpace
-from nexuskv.protocol import Type
+from nexuskv.protocol import ALL_RESERVATIONS, Type, encode
 from nexuskv.types import PageStatus
 from tests.control.conftest import StartRig
 from tests.control.rig import PAGE_BYTES, PATIENCE_S, Rig, chain, is_status, refusal
@@ -179,6 +179,31 @@ def test_abort_gives_the_slots_back_at_once(rig: Rig) -> None:
     assert client.call(Type.ABORT, reservation) == [5]
     assert rig.gauges()["writing_bytes"] == 0
     assert isinstance(refusal(lambda: client.call(Type.ABORT, reservation)), LeaseExpired)
+
+
+def test_abort_of_all_gives_back_what_this_session_holds_and_no_other(rig: Rig) -> None:
+    one, two = rig.local(), rig.local()
+    space = one.open()
+    one.reserve(space, chain("a", 2))
+    one.reserve(space, chain("b", 3))
+    two.reserve(two.open(), chain("c", 4))
+    assert one.call(Type.ABORT, ALL_RESERVATIONS) == [5]
+    assert rig.gauges()["writing_bytes"] == 4 * PAGE_BYTES
+
+
+def test_a_last_word_is_heard_although_its_session_takes_no_answer(rig: Rig) -> None:
+    client = rig.local()
+    space = client.open()
+
+    def while_the_daemon_is_busy() -> None:
+        client.send(Type.RESERVE, space, b"".join(chain("a", 5)))
+        client.send_frame(encode(Type.ABORT, 0, (ALL_RESERVATIONS,)))
+        client.close()
+
+    rig.run(while_the_daemon_is_busy)
+    rig.until(lambda: rig.control.metrics.gauges()["sessions"] == 0)
+    assert (quarantined(rig), rig.gauges()["writing_bytes"]) == (0, 0)
+    assert rig.control.counters.snapshot()["reserved_pages"] == 5
 
 
 def test_a_reservation_is_committed_once(rig: Rig) -> None:
