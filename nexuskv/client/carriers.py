@@ -8,6 +8,7 @@ a `tcp://` address is opened.
 import socket
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 from nexuskv.client.network import Network
@@ -19,7 +20,7 @@ from nexuskv.errors import (
     TransferFailed,
     TransferTimeout,
 )
-from nexuskv.protocol import LENGTH
+from nexuskv.protocol import LENGTH, prefixed
 
 LOCAL: Final = "unix://"
 REMOTE: Final = "tcp://"
@@ -38,6 +39,10 @@ class Carrier(Protocol):
             TransferFailed: the connection broke.
             ProtocolError: the reply is longer than a message may be.
         """
+        ...
+
+    def tell(self, frame: bytes) -> None:
+        """Send one frame that wants no reply if that can be done at once. Never raises."""
         ...
 
     def close(self) -> None:
@@ -106,6 +111,11 @@ class LocalCarrier:
         except ValueError as exc:
             raise ProtocolError(str(exc)) from exc
 
+    def tell(self, frame: bytes) -> None:
+        """See `Carrier.tell`."""
+        with suppress(OSError):
+            self._socket.send(prefixed(frame), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
     def close(self) -> None:
         """See `Carrier.close`."""
         self._socket.close()
@@ -144,6 +154,13 @@ class RemoteCarrier:
         except zmq.ZMQError as exc:
             raise TransferFailed(f"the connection to the daemon broke: {exc}") from exc
         return self._received.popleft()
+
+    def tell(self, frame: bytes) -> None:
+        """See `Carrier.tell`."""
+        import zmq
+
+        with suppress(zmq.ZMQError):
+            self._socket.send(frame, flags=zmq.NOBLOCK)
 
     def close(self) -> None:
         """See `Carrier.close`."""

@@ -143,6 +143,13 @@ class Link:
         """The session's number of a namespace if it was opened here before."""
         return self._numbers.get(namespace_id)
 
+    def tell(self, kind: Type, body: Sequence[object]) -> None:
+        """A last word on a link that may be broken: wants no reply and may be lost. Never raises.
+
+        A frame that was cut off before makes nonsense of it, so it must be one that may be lost.
+        """
+        self._carrier.tell(encode(kind, 0, tuple(body)))
+
     def close(self) -> None:
         """Close the connection; the daemon sees it. Idempotent."""
         self.broken = True

@@ -24,7 +24,7 @@ from nexuskv.errors import (
     Refused,
     Unavailable,
 )
-from nexuskv.protocol import ParentState, Type
+from nexuskv.protocol import ALL_RESERVATIONS, ParentState, Type
 from nexuskv.types import DESCRIPTOR_BYTES, PAGE_ALIGN_BYTES, PageStatus
 
 STORED: Final = int(PageStatus.STORED)
@@ -146,12 +146,18 @@ class Writer:
                 self._abort(link, reservation)
 
     def _reserve(self, link: Link, number: int, keys: bytes) -> tuple[int, bytes, bytes]:
-        reservation, statuses, descriptors = link.call(
-            Type.RESERVE,
-            (number, keys),
-            deadline_s=self._deadline_s,
-            ahead=self._process.releases.frames_for(link),
-        )
+        try:
+            reservation, statuses, descriptors = link.call(
+                Type.RESERVE,
+                (number, keys),
+                deadline_s=self._deadline_s,
+                ahead=self._process.releases.frames_for(link),
+            )
+        finally:
+            if link.broken:
+                # The daemon may lend slots yet. Nothing of ours will write there, and untold it
+                # would keep them for as long as this process lives.
+                link.tell(Type.ABORT, (ALL_RESERVATIONS,))
         assert isinstance(reservation, int)
         assert isinstance(statuses, bytes)
         assert isinstance(descriptors, bytes)

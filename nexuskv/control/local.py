@@ -1,7 +1,8 @@
 """The local carrier: unix stream sockets, length-prefixed frames, peers proved by the kernel.
 
 Owns the listener and its connections. A reply that does not fit the socket waits in a bounded
-backlog; a peer that lets it overflow is closed.
+backlog; a peer that lets it overflow is closed. A peer that hangs up is read to its end first: its
+last words may give slots back that nobody could free otherwise.
 """
 
 import errno
@@ -104,6 +105,7 @@ class LocalConnection:
         self._loop = loop
         self._received = bytearray()
         self._unsent = bytearray()
+        self._deaf = False  # it takes no more replies; what it said before is still to be read
         sock.setblocking(False)
         self._credentials = _credentials_of(sock)
         loop.watch(self._fd, READ, self._on_ready)
@@ -115,7 +117,7 @@ class LocalConnection:
 
     def send(self, payload: bytes) -> None:
         """Send one frame now, or queue what the socket does not take."""
-        if self._fd < 0:
+        if self._fd < 0 or self._deaf:
             return
         frame = prefixed(payload)
         sent = 0
@@ -125,7 +127,7 @@ class LocalConnection:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                self.close()
+                self._deaf = True
                 return
             if sent == len(frame):
                 return
@@ -162,8 +164,8 @@ class LocalConnection:
         except BlockingIOError:
             return
         except OSError:
-            self.close()
-            return
+            self._deaf = True
+            sent = len(self._unsent)
         del self._unsent[:sent]
         if not self._unsent:
             self._loop.change(self._fd, READ)

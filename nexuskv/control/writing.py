@@ -14,7 +14,7 @@ from nexuskv.control.waiting import Waiting
 from nexuskv.errors import ConfigError, OutOfSpace, Refused
 from nexuskv.index.chains import Parent
 from nexuskv.key import split_keys
-from nexuskv.protocol import ParentState
+from nexuskv.protocol import ALL_RESERVATIONS, ParentState
 from nexuskv.tiers.host import ABSENT
 from nexuskv.types import DESCRIPTOR_BYTES, PageStatus
 
@@ -123,10 +123,15 @@ class Writing:
         """The writer says that nothing writes into its slots any more."""
         (reservation_id,) = body
         assert isinstance(reservation_id, int)
-        reservation = session.take_reservation(reservation_id)
-        self._pages.tier.free(reservation.lent)
-        self._counters.add("aborted_pages", len(reservation.lent))
-        return (len(reservation.lent),)
+        every = reservation_id == ALL_RESERVATIONS
+        ids = list(session.reservations) if every else [reservation_id]
+        count = 0
+        for each in ids:
+            reservation = session.take_reservation(each)
+            self._pages.tier.free(reservation.lent)
+            count += len(reservation.lent)
+        self._counters.add("aborted_pages", count)
+        return (count,)
 
     def _allowed(self, session: Session, slot_bytes: int, wanted: int) -> int:
         """How many slots this session may get now."""

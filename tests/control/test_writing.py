@@ -189,6 +189,7 @@ def test_abort_of_all_gives_back_what_this_session_holds_and_no_other(rig: Rig) 
     two.reserve(two.open(), chain("c", 4))
     assert one.call(Type.ABORT, ALL_RESERVATIONS) == [5]
     assert rig.gauges()["writing_bytes"] == 4 * PAGE_BYTES
+    assert two.call(Type.ABORT, ALL_RESERVATIONS) == [4]
 
 
 def test_a_last_word_is_heard_although_its_session_takes_no_answer(rig: Rig) -> None:

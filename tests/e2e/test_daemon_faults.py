@@ -53,6 +53,21 @@ def test_a_frozen_daemon_costs_one_bounded_wait_then_immediate_misses(
         eventually(lambda: count_good(space, keys) == 8, "it reconnects and hits")
 
 
+def test_puts_that_a_frozen_daemon_cut_short_cost_no_memory(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(host_memory="32MiB", quarantine_bytes="4MiB")
+    with open_store(daemon.url, request_timeout_s=0.5) as store, open_store(daemon.url) as other:
+        space = open_space(store)
+        for attempt in range(3):
+            assert all(put(space, chain(f"before {attempt}", 1))), "its connection is open"
+            daemon.freeze()
+            assert not any(put(space, chain(f"frozen {attempt}", 64)))
+            daemon.thaw()
+            eventually(lambda: store.connected, "it reconnects")
+        eventually(lambda: gauges(other)["writing_bytes"] == 0, "nothing is lent")
+        assert gauges(other)["quarantined_bytes"] == 0
+        assert all(put(open_space(other), chain("after", 64)))
+
+
 def test_a_daemon_killed_under_load_gives_misses_and_its_successor_serves(
     daemon: DaemonProcess,
 ) -> None:
