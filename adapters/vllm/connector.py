@@ -18,9 +18,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from nexuskv.adapters.vllm.facts import engine_facts, hash_tokens
+from nexuskv.adapters.vllm.facts import engine_facts
 from nexuskv.adapters.vllm.lookup import Lookups
-from nexuskv.adapters.vllm.plan import SavePlan, StepPlan, StepReport
+from nexuskv.adapters.vllm.plan import SavePlan, StepPlan, StepReport, off_report
 from nexuskv.adapters.vllm.scheduler import SchedulerHalf, SchedulerOptions
 from nexuskv.adapters.vllm.settings import ConnectorSettings, read_settings
 from nexuskv.adapters.vllm.spaces import RankSpaces
@@ -184,12 +184,14 @@ class NexusKVConnector(KVConnectorBase_V1):
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Exactly the blocks that this step was to load and did not."""
         half = self._worker
-        return set() if half is None else half.take_failed_blocks()
+        if half is None:  # refused here and not in the scheduler: its loads must not pass for done
+            return {block for load in self._plan().loads for block in load.block_ids}
+        return half.take_failed_blocks()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Tell the scheduler's half what became of the step."""
-        half = self._worker
-        return None if half is None else half.report(self._plan())
+        half, plan = self._worker, self._plan()
+        return off_report(plan) if half is None else half.report(plan)
 
     # --- inside
 
@@ -242,7 +244,6 @@ class NexusKVConnector(KVConnectorBase_V1):
             store, config=config, clock=MonotonicClock(), nonce=os.urandom(_NONCE_BYTES)
         )
         options = SchedulerOptions(
-            hash_tokens=hash_tokens(self._vllm_config, self._kv_cache_config),
             adapters_max=config.adapter_loras_max,
             load=self._kv_transfer_config.is_kv_consumer,
             save=self._kv_transfer_config.is_kv_producer,

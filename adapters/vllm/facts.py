@@ -62,6 +62,7 @@ def engine_facts(
         key_scheme=scheme,
         key_seed=seed,
         key_bytes=key_bytes,
+        hash_tokens=hash_tokens(vllm_config, kv_cache_config),
         tp_size=vllm_config.parallel_config.tensor_parallel_size,
         replicated=replicated,
         model_config=_model_config_fingerprint(model),

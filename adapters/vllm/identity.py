@@ -39,6 +39,7 @@ class EngineFacts:
     key_scheme: str
     key_seed: str
     key_bytes: int
+    hash_tokens: int  # of one hash in the engine's chain; a block's key is the last one in it
     tp_size: int
     replicated: bool  # every rank holds the same KV (MLA)
     model_config: str  # fingerprint of what else changes the values: rope, overrides
@@ -93,6 +94,7 @@ def namespace_record(
         extra=(
             ("block_bytes", str(facts.block_bytes)),
             ("compute_dtype", facts.compute_dtype),
+            ("hash_tokens", str(facts.hash_tokens)),
             ("model_config", facts.model_config),
         ),
     )

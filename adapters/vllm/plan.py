@@ -80,6 +80,19 @@ class StepReport(KVConnectorWorkerMetadata):
         )
 
 
+def off_report(plan: StepPlan) -> StepReport | None:
+    """The report of a worker that can do nothing; None when it was asked for nothing."""
+    if not plan.loads and not plan.saves:
+        return None
+    return StepReport(
+        step=plan.step,
+        planned_blocks=sum(len(load.keys) for load in plan.loads),
+        loaded={load.request_id: 0 for load in plan.loads},
+        unsaved={save.request_id: save.first_block for save in plan.saves},
+        off=True,
+    )
+
+
 def _least(one: Mapping[str, int], two: Mapping[str, int]) -> Mapping[str, int]:
     joined = dict(one)
     for name, value in two.items():

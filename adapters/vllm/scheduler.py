@@ -27,7 +27,6 @@ _log: Final = logging.getLogger("vllm.nexuskv")
 class SchedulerOptions:
     """How the scheduler's half works. `load` and `save` follow the engine's KV role."""
 
-    hash_tokens: int
     adapters_max: int
     load: bool = True
     save: bool = True
@@ -53,7 +52,7 @@ class SchedulerHalf:
         self._spaces = spaces
         self._facts = facts
         self._options = options
-        self._hashes_per_block = facts.block_tokens // options.hash_tokens
+        self._hashes_per_block = facts.block_tokens // facts.hash_tokens
         self._loras = LoraFingerprints(adapters_max=options.adapters_max)
         self._tracked: dict[str, _Tracked] = {}
         self._pending: dict[str, LoadPlan] = {}
@@ -63,6 +62,7 @@ class SchedulerHalf:
         self._load_step = 0
         self._confirmed_step = 0
         self._off = False
+        self._lora_warned = False
         self.counters: dict[str, int] = dict.fromkeys(
             ("lookups", "planned_tokens", "hit_tokens", "failed_tokens", "saves_rewound"), 0
         )
@@ -273,5 +273,7 @@ class SchedulerHalf:
         try:
             return self._loras.of(request.lora_request.lora_path)
         except ConfigError as exc:
-            _log.warning("NexusKV: a LoRA adapter that is no local folder is not cached: %s", exc)
+            if not self._lora_warned:
+                _log.warning("NexusKV: LoRA adapters that are no local folders miss: %s", exc)
+            self._lora_warned = True
             return None

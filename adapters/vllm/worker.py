@@ -34,7 +34,6 @@ class WorkerHalf:
         self._saves = tp_rank == 0 or not facts.replicated
         self._tensors: list[Any] = []  # keeps alive what `_memory` points into
         self._memory: PageMemory | None = None
-        self._off = False
         self._discard_through_step = 0
         self._failed_blocks: set[int] = set()
         self._planned_blocks = 0
@@ -46,8 +45,8 @@ class WorkerHalf:
 
     @property
     def off(self) -> bool:
-        """Whether this half has given up for good."""
-        return self._off
+        """Whether this half neither loads nor saves: no tensors, or not the promised ones."""
+        return self._memory is None
 
     def register(self, tensors: Mapping[str, Any], layer_names: Sequence[str], blocks: int) -> None:
         """Take the engine's KV tensors, if they are what the namespace says.
@@ -70,7 +69,6 @@ class WorkerHalf:
                     f"a page has {memory.page_bytes} bytes, not {self._facts.page_bytes}"
                 )
         except (ConfigError, KeyError) as exc:
-            self._off = True
             _log.warning("NexusKV is off: the registered KV tensors are not as promised: %s", exc)
             return
         self._tensors, self._memory = chosen, memory
@@ -94,7 +92,7 @@ class WorkerHalf:
     def _get(self, load: LoadPlan) -> Sequence[PageStatus]:
         missed = [PageStatus.MISS] * len(load.keys)
         memory = self._memory
-        if self._off or memory is None:
+        if memory is None:
             return missed
         try:
             (space,) = self._spaces.of(load.lora)
@@ -121,7 +119,7 @@ class WorkerHalf:
         if not self._saves:
             return [PageStatus.EXISTS] * len(save.keys)  # another rank stores the same bytes
         memory = self._memory
-        if self._off or memory is None:
+        if memory is None:
             return [PageStatus.DROPPED] * len(save.keys)
         try:
             (space,) = self._spaces.of(save.lora)
@@ -155,7 +153,7 @@ class WorkerHalf:
             planned_blocks=self._planned_blocks,
             loaded=self._loaded,
             unsaved=self._unsaved,
-            off=self._off,
+            off=self.off,
         )
         self._planned_blocks, self._loaded, self._unsaved = 0, {}, {}
         return report

@@ -187,7 +187,10 @@ class Harness:
         cached = output.scheduled_cached_reqs
         before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         # Known to the workers now, to the engine at the step's end.
-        failed: set[int] = set().union(*(each._worker._failed_blocks for each in self.workers))
+        failed: set[int] = set()
+        for worker in self.workers:
+            half, loads = worker._worker, output.kv_connector_metadata.loads
+            failed |= half._failed_blocks if half else {b for x in loads for b in x.block_ids}
         for name, count in output.num_scheduled_tokens.items():
             blocks = self.scheduler.kv_cache_manager.get_block_ids(name)[0]
             values = values_of(self.scheduler.requests[name].all_token_ids)
@@ -273,7 +276,13 @@ def start_engine(vllm_loaded: None, tiny_model: Path) -> Iterator[StartEngine]:
 
 
 def build_engine(
-    url: str, model: Path, *, ranks: int = 1, tensor_dtype: Any = None, **options: Any
+    url: str,
+    model: Path,
+    *,
+    ranks: int = 1,
+    tensor_dtype: Any = None,
+    refused_rank: int | None = None,
+    **options: Any,
 ) -> Harness:
     """A scheduler and its workers, as vLLM builds them; `options` are those of `build_configs`."""
     import copy
@@ -298,6 +307,8 @@ def build_engine(
     for rank in range(ranks):
         of_rank = copy.deepcopy(config)
         of_rank.parallel_config.rank = rank
+        if rank == refused_rank:
+            of_rank.speculative_config = object()
         worker = KVConnectorFactory.create_connector(of_rank, KVConnectorRole.WORKER, groups)
         tensors = {name: torch.zeros(shape, dtype=tensor_dtype or torch.float32) for name in LAYERS}
         worker.register_kv_caches(tensors)

@@ -25,6 +25,7 @@ FACTS = EngineFacts(
     key_scheme="sha256",
     key_seed="vllm-none-hash",
     key_bytes=32,
+    hash_tokens=16,
     tp_size=2,
     replicated=False,
     model_config="aa",

@@ -418,6 +418,15 @@ def test_other_tensors_than_promised_switch_the_worker_off(
     assert (engine.worker.stats()["off"], run(engine, "r")) == (1, [64, 64, 22])
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_load_for_a_worker_that_refused_to_start_is_recomputed(
+    start_engine: "StartEngine", store_daemon: "DaemonProcess", ranks: int
+) -> None:
+    run(start_engine(store_daemon.url, ranks=ranks), "r")
+    engine = start_engine(store_daemon.url, ranks=ranks, refused_rank=ranks - 1)
+    assert (run(engine, "r"), engine.connector.stats()["off"]) == ([6, 64, 64, 22], 1)
+
+
 def test_scheduler_stops_asking_for_a_worker_that_is_off(
     start_engine: "StartEngine", store_daemon: "DaemonProcess"
 ) -> None:
