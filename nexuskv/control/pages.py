@@ -15,7 +15,6 @@ from nexuskv.control.events import EventStream
 from nexuskv.errors import ConfigError
 from nexuskv.index.leases import Lease, LeaseTable
 from nexuskv.index.radix import Evicted
-from nexuskv.index.tree import ABSENT
 from nexuskv.key import split_keys
 from nexuskv.tiers.host import HostTier, SlotArray
 
@@ -56,7 +55,7 @@ class Pages:
         lease_id: int,
         expires_s: float,
     ) -> Lease:
-        """Lease the slots that are not ABSENT under `request_id`.
+        """Lease slots, none of them ABSENT, under `request_id`.
 
         Raises:
             LeaseExpired: `lease_id` is not 0 and that lease has ended.
@@ -65,11 +64,8 @@ class Pages:
         """
         if lease_id and self.leases.get(lease_id, tenant).request_id != request_id:
             raise ConfigError(f"lease {lease_id:#x} was taken under another request id")
-        held = slots
-        if ABSENT in slots:
-            held = array("I", [slot for slot in slots if slot != ABSENT])
         return self.leases.take(
-            tenant=tenant, request_id=request_id, slots=held, expires_s=expires_s
+            tenant=tenant, request_id=request_id, slots=slots, expires_s=expires_s
         )
 
     def unleased(self, slots: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from nexuskv.clock import Clock
 from nexuskv.config import Config
 from nexuskv.control.counters import Counters
-from nexuskv.control.joint import Held, joint_tokens, leading, pages_needed
+from nexuskv.control.joint import Held, has_holes, joint_tokens, leading, pages_needed
 from nexuskv.control.namespaces import Namespace
 from nexuskv.control.pages import Pages, as_slots
 from nexuskv.control.peer import Peer
@@ -80,11 +80,14 @@ class Reading:
         chains = self._chains(session, chains_raw)
         held = [Held(namespace, namespace.tree.find(keys)) for namespace, keys in chains]
         slots = held[0].slots if len(held) == 1 else _joined(held)
-        hits = len(slots) - slots.count(ABSENT)
-        self._counters.add("acquire_pages", len(slots))
+        asked, hits = len(slots), len(slots)
+        if has_holes(slots):
+            slots = array("I", [slot for slot in slots if slot != ABSENT])
+            hits = len(slots)
+        self._counters.add("acquire_pages", asked)
         self._counters.add("acquire_hits", hits)
         # Request id 0 wants no reply, so there is nothing to wait with.
-        waits = wait_ms > 0 and hits < len(slots) and request_id != 0
+        waits = wait_ms > 0 and hits < asked and request_id != 0
         if hits or waits or lease_id:
             lease = self._pages.lease(
                 slots,
@@ -94,7 +97,7 @@ class Reading:
                 expires_s=self._clock.now() + ttl_s + self._config.lease_margin_s,
             )
             lease_id = lease.lease_id
-        state = AcquireState.COMPLETE if hits == len(slots) else AcquireState.DEADLINE
+        state = AcquireState.COMPLETE if hits == asked else AcquireState.DEADLINE
         if waits:
             state = self._waiting.add(
                 Waiter(
