@@ -20,7 +20,15 @@ from typing import ClassVar, Final, Self
 from nexuskv.dataplane import native
 from nexuskv.dataplane.batch import Pages, Regions, Segment, SlotTable, Stored
 from nexuskv.dataplane.population import Populator
-from nexuskv.errors import ConfigError, NexusError, ProtocolError, TransferFailed, translating
+from nexuskv.errors import (
+    SHORTAGE,
+    ConfigError,
+    NexusError,
+    OutOfSpace,
+    ProtocolError,
+    TransferFailed,
+    translating,
+)
 from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT, PAGE_ALIGN_BYTES, Descriptor
 
 _GENERATION: Final = struct.Struct("=Q")
@@ -78,9 +86,10 @@ class SegmentMap:
 
         Raises:
             TransferFailed: a file is missing or may not be opened.
+            OutOfSpace: this process can open or map no more.
             ProtocolError: a file is no regular file or not as large as `spec` says.
         """
-        with translating({OSError: TransferFailed}):
+        with _saying_what_failed():
             data = _map(spec.data_path, spec.capacity_bytes, writable=writable)
             try:
                 table = _map(spec.table_path, spec.table_bytes, writable=False)
@@ -219,6 +228,15 @@ class SegmentMap:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _saying_what_failed() -> Generator[None]:
+    try:
+        yield
+    except OSError as exc:
+        kind = OutOfSpace if exc.errno in SHORTAGE else TransferFailed
+        raise kind(str(exc)) from exc
 
 
 def _map(path: str, size_bytes: int, *, writable: bool) -> mmap.mmap:

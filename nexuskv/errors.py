@@ -4,8 +4,13 @@ Store faults never reach an engine as exceptions: the client turns them into pag
 caller can see is `ConfigError` for its own mistakes and, from the low-level link, the rest.
 """
 
+import errno
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Final
+
+SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+"""What the system says when this process has no descriptor or memory left: nobody else's fault."""
 
 
 class NexusError(Exception):

@@ -16,6 +16,7 @@ from nexuskv.dataplane import native
 from nexuskv.errors import (
     ConfigError,
     DaemonUnreachable,
+    OutOfSpace,
     ProtocolError,
     TransferFailed,
     TransferTimeout,
@@ -70,6 +71,7 @@ def open_carrier(
 
     Raises:
         DaemonUnreachable: nothing listens there, or it did not accept within `timeout_s`.
+        OutOfSpace: this process can open no more sockets.
     """
     if url.startswith(LOCAL):
         return LocalCarrier(
@@ -85,7 +87,10 @@ class LocalCarrier:
 
     def __init__(self, path: str, *, message_bytes_max: int, timeout_s: float) -> None:
         self._message_bytes_max = message_bytes_max
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        except OSError as exc:
+            raise OutOfSpace(f"this process can open no socket: {exc}") from exc
         try:
             self._socket.settimeout(timeout_s)
             self._socket.connect(path)

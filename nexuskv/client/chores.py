@@ -7,6 +7,7 @@ daemon away.
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from nexuskv.client.counters import LOG, Counters
 from nexuskv.client.health import Health
@@ -86,41 +87,51 @@ class Chores:
         era = self._health.era
         try:
             for term in self._terms.due(self._clock.now()):
-                self._renew(term)
+                with self._some_link() as link:
+                    self._renew(term, link)
             if self._releases.due_s() <= self._clock.now():
-                self._say(self._own_link())
+                with self._some_link() as link:
+                    self._say(link)
             self._beat()
         except NexusError as exc:
             LOG.debug("keeper: %s", exc)
-            link = self._link
-            if link is None or link.broken:
+            if self._link is not None and self._link.broken:
                 self._pool.daemon_failed(era)
 
     def _reconnect(self) -> None:
         self.close()
         try:
-            self._link = self._open_link()
+            link = self._open_link()
         except NexusError as exc:
             LOG.debug("reconnect failed: %s", exc)
             self._health.attempt_failed()
             return
         self._health.recovered()
-        self._link.era = self._health.era
-        self._releases.forget(but=self._link.incarnation)
+        link.era = self._health.era
+        self._releases.forget(but=link.incarnation)
+        # For whoever calls next: it may be the only one that can be had.
+        self._pool.adopt(link)
         self._counters.count("reconnects")
         LOG.warning("the daemon answers again")
 
-    def _own_link(self) -> Link:
+    def _some_link(self) -> AbstractContextManager[Link]:
+        """The own link, or a borrowed one where no more can be opened."""
         link = self._link
-        if link is None or link.broken or link.era != self._health.era:
-            self.close()
-            era = self._health.era
+        if link is not None and not link.broken and link.era == self._health.era:
+            return nullcontext(link)
+        self.close()
+        era = self._health.era
+        try:
             link = self._link = self._open_link()
-            link.era = era
-        return link
+        except Refused:
+            return self._pool.lend(self._clock.now() + self._config.request_timeout_s)
+        except NexusError:
+            self._pool.daemon_failed(era)
+            raise
+        link.era = era
+        return nullcontext(link)
 
-    def _renew(self, term: Term) -> None:
-        link = self._own_link()
+    def _renew(self, term: Term, link: Link) -> None:
         if link.incarnation != term.incarnation:
             term.lost = True
             return

@@ -17,6 +17,7 @@ from nexuskv.errors import (
     ConfigError,
     NexusError,
     ProtocolError,
+    Refused,
     TransferFailed,
     TransferTimeout,
     Unavailable,
@@ -53,7 +54,7 @@ class Link:
         Raises:
             Unavailable: nobody answers within `connect_timeout_s`.
             ProtocolError: the other side speaks another version.
-            Refused: the daemon takes no more sessions.
+            Refused: the daemon takes no more sessions, or this process can open no more.
         """
         deadline_s = clock.now() + config.connect_timeout_s
         carrier = open_carrier(
@@ -197,6 +198,8 @@ class Link:
             raise
         if frame.type == ERROR:
             error = decode_error(frame.body)
+            if kind is Type.HELLO and isinstance(error, Refused):
+                raise error  # a daemon that takes no more sessions says so before it reads
             if isinstance(error, ProtocolError) or frame.request_id != self._last_id:
                 self.away = True
                 raise ProtocolError(f"the daemon closes the session: {error}")

@@ -7,6 +7,8 @@ that to the last `give_back`. zmq is imported on first use. Thread-safe.
 import threading
 from typing import TYPE_CHECKING
 
+from nexuskv.errors import OutOfSpace, translating
+
 if TYPE_CHECKING:
     import zmq
 
@@ -21,10 +23,14 @@ class Network:
         self._closed = False
 
     def lend(self, kind: int) -> "zmq.Socket[bytes]":
-        """A new socket of a zmq type, without linger. `give_back` must follow."""
+        """A new socket of a zmq type, without linger. `give_back` must follow.
+
+        Raises:
+            OutOfSpace: this process can open no more sockets.
+        """
         import zmq
 
-        with self._lock:
+        with self._lock, translating({zmq.ZMQError: OutOfSpace}):
             if self._context is None:
                 self._context = zmq.Context()
             socket = self._context.socket(kind)

@@ -1,6 +1,7 @@
 """The bounded set of links of one process, handed out last in, first out.
 
-Invariants: at most `links_max` links are open or being opened; a link is lent to one caller at a
+Invariants: at most `links_max` links are open or being opened (one more after a reconnect), or as
+many as the daemon and this process's own limits allow; a link is lent to one caller at a
 time; a broken link, or one of an older era, is closed when it comes back. Waiting for a free link
 ends at the call's deadline. Thread-safe.
 """
@@ -13,7 +14,13 @@ from types import TracebackType
 from nexuskv.client.health import Health
 from nexuskv.client.link import Link
 from nexuskv.clock import Clock
-from nexuskv.errors import DaemonUnreachable, NexusError, ProtocolError, TransferTimeout
+from nexuskv.errors import (
+    DaemonUnreachable,
+    NexusError,
+    ProtocolError,
+    Refused,
+    TransferTimeout,
+)
 
 
 class Pool:
@@ -49,20 +56,24 @@ class Pool:
 
     def take(self, deadline_s: float) -> Link:
         """Take a free link or open one. `give_back` must follow."""
+        links_max = self._links_max
+        while (link := self._take_free(deadline_s, links_max)) is None:
+            era = self._health.era
+            try:
+                return self._open(era)
+            except Refused:
+                # No more than are open: they serve all, one after another, as long as there is one.
+                links_max = self._count
+                if not links_max:
+                    self.daemon_failed(era)
+                    raise
+        return link
+
+    def adopt(self, link: Link) -> None:
+        """Take in a link that was opened elsewhere; it is free from now on."""
         with self._free:
-            while True:
-                if self._closed:
-                    raise DaemonUnreachable("the store is closed")
-                if not self._health.up:
-                    raise DaemonUnreachable("the daemon is away")
-                if self._idle:
-                    return self._idle.pop()
-                if self._count < self._links_max:
-                    self._count += 1
-                    break
-                if not self._free.wait(max(0.0, deadline_s - self._clock.now())):
-                    raise TransferTimeout(f"all {self._links_max} connections are busy")
-        return self._open()
+            self._count += 1
+        self.give_back(link)
 
     def give_back(self, link: Link) -> None:
         """Return a link; one that broke tells whether the daemon is away."""
@@ -117,13 +128,30 @@ class Pool:
         for link in self._idle:
             link.drop()
 
-    def _open(self) -> Link:
-        era = self._health.era
+    def _take_free(self, deadline_s: float, links_max: int) -> Link | None:
+        """A free link; None when one of at most `links_max` is to be opened, counted already."""
+        with self._free:
+            while True:
+                if self._closed:
+                    raise DaemonUnreachable("the store is closed")
+                if not self._health.up:
+                    raise DaemonUnreachable("the daemon is away")
+                if self._idle:
+                    return self._idle.pop()
+                if self._count < links_max:
+                    self._count += 1
+                    return None
+                if not self._free.wait(max(0.0, deadline_s - self._clock.now())):
+                    raise TransferTimeout(f"all {links_max} connections are busy")
+
+    def _open(self, era: int) -> Link:
         link: Link | None = None
         try:
             link = self._open_link()
             link.era = era
             return link
+        except Refused:
+            raise
         except NexusError:
             self.daemon_failed(era)
             raise
