@@ -6,6 +6,7 @@ time.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -34,8 +35,8 @@ class View:
     """Read-only memory of some pages; None for those that are not held.
 
     A context manager: entering takes the lease, leaving gives it back, after which the views raise
-    ValueError when touched. `held` says whether every page stayed as it was the whole time, while
-    open and after the end.
+    ValueError when touched, unless something else still uses their buffer. `held` says whether
+    every page stayed as it was the whole time, while open and after the end.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class View:
         self._identity = identity
         self._keys = keys
         self._check = check
-        self._term: Term | None = None
+        self._terms: list[Term] = []  # one a message
         self._host: HostMap | None = None
         self._descriptors: list[bytes] = []
         self._held = False
@@ -92,25 +93,27 @@ class View:
         self._process.open_views -= 1
         for page in self.pages:
             if page is not None:
-                page.release()
-        if self._term is not None:
-            self._process.terms.forget(self._term)
-            if self._term.lease_id:
-                self._process.releases.release(self._term.incarnation, self._term.lease_id)
+                # Memory that somebody still exports stays readable; it counts for nothing any more.
+                with suppress(BufferError):
+                    page.release()
+        for term in self._terms:
+            self._process.terms.forget(term)
+            self._process.releases.release(term.incarnation, term.lease_id)
         host, self._host = self._host, None
         if host is not None:
             host.release()
 
     def _still_held(self) -> bool:
-        term, host = self._term, self._host
-        if term is None or host is None:
+        host = self._host
+        if host is None:
             return False
         try:
             # Generations before the deadline: what they prove must lie within the lease.
             same = all(map(host.unchanged, self._descriptors))
         except NexusError:
             return False
-        return same and term.held_at(self._process.clock.now())
+        now_s = self._process.clock.now()
+        return same and all(term.held_at(now_s) for term in self._terms)
 
     def _fill(self) -> None:
         process, identity = self._process, self._identity
@@ -125,34 +128,31 @@ class View:
                 key_bytes=identity.key_bytes,
                 batch_pages=process.config.client_batch_pages,
             )
-            request_id = process.new_request_id()
             for start, stop in spans(len(self.pages), most):
-                self._fill_span(link, (number, request_id), start, stop, deadline_s)
+                self._fill_span(link, number, start, stop, deadline_s)
 
-    def _fill_span(
-        self, link: Link, asked: tuple[int, bytes], start: int, stop: int, deadline_s: float
-    ) -> None:
+    def _fill_span(self, link: Link, number: int, start: int, stop: int, deadline_s: float) -> None:
         process, size = self._process, self._identity.key_bytes
         ttl_s = granted_ttl_s(link, process.config.lease_ttl_s)
         sent_s = process.clock.now()
         keys = self._keys[start * size : stop * size]
         body = link.call(
             Type.ACQUIRE,
-            (((asked[0], keys),), asked[1], 0, as_ms(ttl_s), 0),
+            (((number, keys),), process.new_request_id(), 0, as_ms(ttl_s), 0),
             deadline_s=deadline_s,
             ahead=process.releases.frames_for(link),
         )
         lease_id = body[0]
         assert isinstance(lease_id, int)
-        if self._term is None:
-            self._term = Term(lease_id, link.incarnation, ttl_s=ttl_s, sent_s=sent_s)
-            process.terms.watch(self._term)
-        else:
-            self._term.renewed(ttl_s=ttl_s, sent_s=sent_s)
+        term = Term(lease_id, link.incarnation, ttl_s=ttl_s, sent_s=sent_s)
+        if not lease_id:
+            return  # nothing of it is held
+        self._terms.append(term)
+        process.terms.watch(term)
         for first, descriptors in read_runs(body[4], stop - start):
-            self._show(start + first, descriptors, deadline_s)
+            self._show(start + first, descriptors, term, deadline_s)
 
-    def _show(self, start: int, descriptors: bytes, deadline_s: float) -> None:
+    def _show(self, start: int, descriptors: bytes, term: Term, deadline_s: float) -> None:
         assert self._host is not None
         for row in DESCRIPTOR_FORMAT.iter_unpack(descriptors):
             if row[1] not in (0, self._identity.page_bytes):
@@ -161,14 +161,13 @@ class View:
                 )
         views = self._host.page_views(descriptors)
         if self._check:
-            found = self._hashed(start, descriptors, deadline_s)
+            found = self._hashed(start, descriptors, term, deadline_s)
             views = [v if f == HIT else None for v, f in zip(views, found, strict=True)]
         self._descriptors.append(descriptors)
         self.pages[start : start + len(views)] = views
 
-    def _hashed(self, start: int, descriptors: bytes, deadline_s: float) -> bytes:
+    def _hashed(self, start: int, descriptors: bytes, term: Term, deadline_s: float) -> bytes:
         assert self._host is not None
-        assert self._term is not None
         size = self._identity.key_bytes
         count = len(descriptors) // DESCRIPTOR_BYTES
         keys = self._keys[start * size : (start + count) * size]
@@ -176,9 +175,8 @@ class View:
         found = self._host.check(
             pages, threads=self._process.config.copy_threads, deadline_s=deadline_s
         )
-        now_s = self._process.clock.now()
-        if CORRUPT in found and self._term.held_at(now_s):
-            report_corrupt(self._process, self._identity, self._term.incarnation, pages, found)
+        if CORRUPT in found and term.held_at(self._process.clock.now()):
+            report_corrupt(self._process, self._identity, term.incarnation, pages, found)
         return found
 
 

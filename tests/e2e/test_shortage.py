@@ -85,6 +85,22 @@ def test_a_store_opened_without_descriptors_misses_until_there_are_some(
         eventually(lambda: count_good(space, chain("held", 2)) == 2, "it connects by itself")
 
 
+def test_a_view_that_takes_several_messages_holds_what_any_of_them_found(
+    daemon: DaemonProcess,
+) -> None:
+    with open_store(daemon.url, client_batch_pages=4) as store:
+        space = open_space(store)
+        keys = chain("long", 12)
+        assert all(put(space, keys))
+        space.remove(keys[:4])
+        with space.view(keys) as view:
+            assert [page is not None for page in view.pages] == [False] * 4 + [True] * 8
+            assert gauges(store)["leased_slots"] == 8
+            assert view.held
+        assert view.held
+        eventually(lambda: gauges(store)["leases"] == 0, "all leases are given back")
+
+
 def test_a_view_whose_memory_is_still_used_gives_its_lease_back(daemon: DaemonProcess) -> None:
     with open_store(daemon.url) as store:
         space = open_space(store)
