@@ -201,6 +201,17 @@ def test_lease_of_an_aborted_request_is_given_back(
         assert list(store.inspect("leases")) == []
 
 
+def test_lease_of_a_load_is_given_back(
+    start_engine: "StartEngine", store_daemon: "DaemonProcess"
+) -> None:
+    run(start_engine(store_daemon.url), "r")
+    engine = start_engine(store_daemon.url)
+    run(engine, "r")
+    run(engine, "next", OTHER_PROMPT)  # its first exchange carries the release
+    with nexuskv.connect(store_daemon.url) as store:
+        assert list(store.inspect("leases")) == []
+
+
 def test_preempted_request_loads_what_it_saved(
     start_engine: "StartEngine", store_daemon: "DaemonProcess"
 ) -> None:
