@@ -25,6 +25,7 @@ from nexuskv.protocol import LENGTH, encode_error, prefixed
 _SO_PEERPIDFD: Final = 77  # Linux 6.5; not named by Python 3.11's socket module
 _RECEIVE_BYTES: Final = 256 * 1024
 _ACCEPT_BACKLOG: Final = 128
+_FRAMES_A_TURN: Final = 8  # of one connection; then the others have their turn
 _CREDENTIALS: Final = struct.Struct("3i")
 _INT: Final = struct.Struct("i")
 
@@ -105,6 +106,7 @@ class LocalConnection:
         self._loop = loop
         self._received = bytearray()
         self._unsent = bytearray()
+        self._put_off = False  # whole frames wait in `_received` for the next turn
         self._deaf = False  # it takes no more replies; what it said before is still to be read
         sock.setblocking(False)
         self._credentials = _credentials_of(sock)
@@ -171,6 +173,8 @@ class LocalConnection:
             self._loop.change(self._fd, READ)
 
     def _receive(self) -> None:
+        if self._put_off:
+            return  # What is here comes first; meanwhile the socket fills, and the peer waits.
         buffer = self._carrier.buffer
         try:
             count = self._sock.recv_into(buffer)
@@ -183,15 +187,29 @@ class LocalConnection:
             return
         if self._received:
             self._received += buffer[:count]
-            if self._is_short():
-                return
-            with memoryview(bytes(self._received)) as data:
-                used = self._handle_frames(data)
-            del self._received[:used]
+            self._go_on()
             return
         used = self._handle_frames(buffer[:count].toreadonly())
         if used < count and self._fd >= 0:
             self._received += buffer[used:count]
+            self._put_off_rest()
+
+    def _go_on(self) -> None:
+        """Handle some of the frames that were received before."""
+        self._put_off = False
+        if self._fd < 0 or self._is_short():
+            return
+        with memoryview(bytes(self._received)) as data:
+            used = self._handle_frames(data)
+        del self._received[:used]
+        if self._fd >= 0:
+            self._put_off_rest()
+
+    def _put_off_rest(self) -> None:
+        """Let the others have their turn before the frames that are here already."""
+        if not self._is_short():
+            self._put_off = True
+            self._loop.soon(self._go_on)
 
     def _is_short(self) -> bool:
         """Whether a frame of an acceptable length is still on its way."""
@@ -202,9 +220,11 @@ class LocalConnection:
         return len(self._received) < LENGTH.size + size <= LENGTH.size + limit
 
     def _handle_frames(self, data: memoryview) -> int:
-        """Handle the whole frames in `data`; returns how many bytes they took."""
+        """Handle whole frames in `data`, a turn's worth; returns how many bytes they took."""
         used, limit = 0, self._carrier.config.message_bytes_max
-        while len(data) - used >= LENGTH.size and self._fd >= 0:
+        for _ in range(_FRAMES_A_TURN):
+            if len(data) - used < LENGTH.size or self._fd < 0:
+                break
             (size,) = LENGTH.unpack_from(data, used)
             if size > limit:
                 error = ProtocolError(f"a message of {size} bytes, at most {limit} are taken")

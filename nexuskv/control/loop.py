@@ -52,6 +52,7 @@ class Loop:
         self._fresh: set[int] = set()  # watched since the kernel was last asked
         self._tickers: list[Ticker] = []
         self._drains: list[Callable[[], None]] = []
+        self._soon: deque[Callable[[], None]] = deque()  # for the next turn
         self._mailbox: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Reentrant, as a signal handler may stop the loop while it is being closed.
@@ -81,6 +82,10 @@ class Loop:
     def add_drain(self, drain: Callable[[], None]) -> None:
         """Run `drain` once a turn: for sockets whose readiness is edge-triggered (zmq)."""
         self._drains.append(drain)
+
+    def soon(self, function: Callable[[], None]) -> None:
+        """Run `function` in the next turn, behind what is ready then."""
+        self._soon.append(function)
 
     def call(self, function: Callable[[], _T], *, timeout_s: float) -> _T:
         """Run `function` on the loop from another thread; its result, or what it raised.
@@ -150,6 +155,8 @@ class Loop:
                 callbacks[fd](events)
         for drain in self._drains:
             drain()
+        for _ in range(len(self._soon)):
+            self._soon.popleft()()
         now_s = self._clock.now()
         for ticker in self._tickers:
             due_s = ticker.next_due()
@@ -158,6 +165,8 @@ class Loop:
 
     def _timeout_s(self) -> float:
         """How long the kernel may let us sleep."""
+        if self._soon:
+            return 0
         least_s = None
         for ticker in self._tickers:
             due_s = ticker.next_due()
