@@ -228,9 +228,13 @@ class SchedulerHalf:
             _log.warning("NexusKV: a worker switched itself off, so nothing is loaded or saved")
 
     def clear(self) -> bool:
-        """Forget everything stored for this engine; whether the store confirmed it."""
+        """Forget everything stored for this engine; whether the store confirmed it.
+
+        Of LoRA adapters those that were used and are still remembered.
+        """
         self._lookups.drop_all()
         try:
+            self._spaces.of("")  # also of an engine that has not looked anything up yet
             for space in self._spaces.opened():
                 space.clear()
         except NexusError as exc:
