@@ -36,6 +36,7 @@ class Link:
         self._config = config
         self._clock = clock
         self._patience_s = PATIENCE * min(config.request_timeout_s, config.transfer_timeout_s)
+        self._message_bytes_max = config.message_bytes_max
         self._last_id = 0
         self._numbers: dict[bytes, int] = {}
         self.broken = False
@@ -68,6 +69,7 @@ class Link:
         try:
             body = link.call(Type.HELLO, hello_body(config), deadline_s=deadline_s)
             link.session = read_hello(body, config)
+            link._message_bytes_max = link.session.limits.message_bytes_max
             if link.session.transport:
                 link.host = _attach(maps, link.session)
             opened = True
@@ -110,10 +112,10 @@ class Link:
         """
         self._last_id += 1
         frame = encode(kind, self._last_id, tuple(body))
-        if len(frame) > self._config.message_bytes_max:
+        if len(frame) > self._message_bytes_max:
             raise ConfigError(
                 f"a {kind.name.lower()} of {len(frame)} bytes, a message has at most "
-                f"{self._config.message_bytes_max} (message_bytes_max)"
+                f"{self._message_bytes_max} (message_bytes_max)"
             )
         return self._talk(kind, [*ahead, frame], deadline_s, self._config.request_timeout_s)
 

@@ -124,9 +124,9 @@ def _read_row(row: object) -> tuple[int, list[int], int]:
 
 
 def _pages_max(process: ClientProcess, identity: Identity) -> int:
-    config = process.config
-    by_size = (config.message_bytes_max - 2 * FRAME_BYTES) // identity.key_bytes
-    return max(1, min(config.batch_pages_max, by_size))
+    limits = process.limits
+    by_size = (limits.message_bytes_max - 2 * FRAME_BYTES) // identity.key_bytes
+    return max(1, min(limits.batch_pages_max, by_size))
 
 
 def _joined(first: Match, then: Match) -> Match:

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 
+from nexuskv.client.batches import MessageLimits
 from nexuskv.client.chores import Chores
 from nexuskv.client.counters import LOG, Counters
 from nexuskv.client.health import Health
@@ -34,6 +35,8 @@ class ClientProcess:
         self.maps = HostMaps()
         self.network = Network()
         self.open_views = 0
+        # Of the daemon that was reached last; before the first, what the configuration says.
+        self.limits: MessageLimits = config
         self.health = Health(
             backoff_min_s=config.backoff_min_s,
             backoff_max_s=config.backoff_max_s,
@@ -97,6 +100,7 @@ class ClientProcess:
 
     def _open_link(self) -> Link:
         link = Link.open(self.url, self.config, self.clock, maps=self.maps, network=self.network)
+        self.limits = link.session.limits
         if link.host is None:
             self.counters.log_once(
                 "unmapped", f"the pages of {self.url} cannot be reached from here: gets miss"

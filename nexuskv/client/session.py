@@ -72,9 +72,9 @@ def read_hello(body: list[object], config: Config) -> Session:
 
 
 def _read_limits(limits: Mapping[object, object], config: Config) -> Limits:
-    def least(name: str, own: int) -> int:
+    def least(name: str, own: int, *, floor: int = 1) -> int:
         value = limits.get(name, own)
-        if type(value) is not int or value < 1:
+        if type(value) is not int or value < floor:
             raise ProtocolError(f"limit {name} cannot be {value!r:.40}")
         return min(value, own)
 
@@ -82,7 +82,7 @@ def _read_limits(limits: Mapping[object, object], config: Config) -> Limits:
         least("message_bytes_max", config.message_bytes_max),
         least("batch_pages_max", config.batch_pages_max),
         least("lease_ttl_max_ms", int(config.lease_ttl_max_s * 1000)) / 1000,
-        least("acquire_wait_max_ms", int(config.acquire_wait_max_s * 1000)) / 1000,
+        least("acquire_wait_max_ms", int(config.acquire_wait_max_s * 1000), floor=0) / 1000,
         least("session_reserved_bytes", config.session_reserved_bytes),
     )
 

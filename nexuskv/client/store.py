@@ -310,8 +310,8 @@ class Store:
 
     def _spans(self, identity: Identity, keys: bytes) -> Iterator[tuple[int, int]]:
         """Byte ranges of `keys` that a message each can name."""
-        config, size = self.config, identity.key_bytes
-        most = pages_per_message(config, key_bytes=size, batch_pages=config.client_batch_pages)
+        limits, size = self.process.limits, identity.key_bytes
+        most = pages_per_message(limits, key_bytes=size, batch_pages=self.config.client_batch_pages)
         return spans(len(keys), most * size)
 
     def _after_fork(self, pid: int) -> ClientProcess:
