@@ -5,6 +5,7 @@ small numbers; the bounds are those of ledger.py. Threading: one thread, the con
 """
 
 import heapq
+from array import array
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -16,11 +17,15 @@ from nexuskv.index.tree import Tree
 
 
 class Evicted(NamedTuple):
-    """One page that was unlinked; its slot is the caller's."""
+    """Pages of one chain that were unlinked together; their slots are the caller's.
+
+    `keys` are joined and `slots` one a key, both in chain order. Nothing that is still held hangs
+    below them.
+    """
 
     tree: Tree
-    key: bytes
-    slot: int
+    keys: bytes
+    slots: "array[int]"
 
 
 class Eviction:
@@ -116,11 +121,14 @@ class Eviction:
 
 
 def _cut(tree: Tree, run: Run, index: int, evicted: list[Evicted]) -> None:
-    """Unlink a run's pages from `index` on and list them, last first."""
-    blob, slots, key_bytes = run.blob, run.slots, tree.key_bytes
-    for at in range(len(slots) - 1, index - 1, -1):
-        evicted.append(Evicted(tree, blob[at * key_bytes : (at + 1) * key_bytes], slots[at]))
+    """Unlink a run's pages from `index` on and list them."""
+    evicted.append(Evicted(tree, run.blob[index * tree.key_bytes :], run.slots[index:]))
     tree.chains.cut(run, index)
+
+
+def count_pages(evicted: Iterable[Evicted]) -> int:
+    """How many pages went in all."""
+    return sum(len(each.slots) for each in evicted)
 
 
 def count_descendants(chains: Chains, key: bytes, limit: int) -> int:
@@ -160,7 +168,7 @@ def evict_subtrees(
             return None
     evicted: list[Evicted] = []
     _cut_leaves_first(tree, kept, evicted)
-    tree.chains.ledger.evicted += len(evicted)
+    tree.chains.ledger.evicted += count_pages(evicted)
     return evicted
 
 

@@ -10,7 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from nexuskv.errors import ConfigError
 from nexuskv.index.chains import Chains
-from nexuskv.index.evict import Evicted, Eviction, count_descendants, evict_subtrees
+from nexuskv.index.evict import (
+    Evicted,
+    Eviction,
+    count_descendants,
+    count_pages,
+    evict_subtrees,
+)
 from nexuskv.index.ledger import Ledger
 from nexuskv.index.order import EvictionPolicy, LruOrder
 from nexuskv.index.pins import PinTable
@@ -19,7 +25,7 @@ from nexuskv.index.tree import Tree
 from nexuskv.key import check_key_bytes
 from nexuskv.types import Kind
 
-__all__ = ["Evicted", "RadixIndex"]
+__all__ = ["Evicted", "RadixIndex", "count_pages"]
 
 
 class RadixIndex:
@@ -153,9 +159,9 @@ class RadixIndex:
         At most `pages_max` pages go in a call; `fragments_over` says whether to call again.
         """
         evicted: list[Evicted] = []
-        while self.fragments_over and len(evicted) < pages_max:
+        while self.fragments_over and (left := pages_max - count_pages(evicted)) > 0:
             # A fragment has at least one page, so this never takes more heads than are over.
-            wanted = min(self.fragments_over, pages_max - len(evicted))
+            wanted = min(self.fragments_over, left)
             eviction = Eviction(self._ledger, count=wanted, is_free=is_free, now=now)
             eviction.run_fragments([tree for tree in self.trees() if tree.fragment_count])
             if not eviction.evicted:

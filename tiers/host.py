@@ -394,18 +394,19 @@ class HostTier:
 
     def usage_by_size(self) -> list[SizeUsage]:
         """One row for each slot size that ever had a chunk, ascending."""
+        return [self.usage_of(size) for size in self._ledger.sizes()]
+
+    def usage_of(self, slot_bytes: int) -> SizeUsage:
+        """The slots of one size; all zero for a size that never had a chunk."""
         total = self._ledger.total
-        return [
-            SizeUsage(
-                size,
-                total(size, SlotState.FREE),
-                total(size, SlotState.READY),
-                total(size, SlotState.WRITING),
-                total(size, SlotState.QUARANTINED),
-                total(size, SlotState.UNLINKED),
-            )
-            for size in self._ledger.sizes()
-        ]
+        return SizeUsage(
+            slot_bytes,
+            total(slot_bytes, SlotState.FREE),
+            total(slot_bytes, SlotState.READY),
+            total(slot_bytes, SlotState.WRITING),
+            total(slot_bytes, SlotState.QUARANTINED),
+            total(slot_bytes, SlotState.UNLINKED),
+        )
 
     def close(self, *, unlink: bool) -> None:
         """Close the files and give up the folder; with `unlink`, remove them. Idempotent."""

@@ -103,6 +103,7 @@ class Control:
         self.recheck = Recheck(
             pages=pages, room=room, worker=worker, events=self._events, counters=self.counters
         )
+        self.loop.add_drain(room.make_ahead)
         inspection = Inspection(namespaces=namespaces, sessions=self._sessions, pages=pages)
         self._dispatcher = Dispatcher(
             greeting=Greeting(

@@ -110,13 +110,11 @@ class Pages:
         """Pages that the index gave up to make room; none of them is leased."""
         if not pages:
             return
-        self.tier.free(as_slots([page.slot for page in pages]))
-        self._counters.add("evicted_pages", len(pages))
-        by_namespace: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        for page in pages:
-            by_namespace[page.tree.namespace_id].append(page.key)
-        for namespace_id, keys in by_namespace.items():
-            self._events.removed(namespace_id, b"".join(keys))
+        slots = np.concatenate([as_slots(each.slots) for each in pages])
+        self.tier.free(slots)
+        self._counters.add("evicted_pages", len(slots))
+        for each in pages:
+            self._events.removed(each.tree.namespace_id, each.keys)
 
     @property
     def unlinked_count(self) -> int:

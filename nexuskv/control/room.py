@@ -15,7 +15,7 @@ from nexuskv.control.counters import Counters
 from nexuskv.control.namespaces import Namespace, Namespaces
 from nexuskv.control.pages import Pages
 from nexuskv.control.sessions import Session
-from nexuskv.index.radix import RadixIndex
+from nexuskv.index.radix import RadixIndex, count_pages
 from nexuskv.index.tree import Tree
 from nexuskv.tiers.host import HostTier, SlotArray
 from nexuskv.tiers.record import SlotState
@@ -23,6 +23,8 @@ from nexuskv.tiers.record import SlotState
 _NOTHING: Final = frozenset[int]()
 _NOMINATING_PAGES: Final = 64  # coldest pages of another slot size whose chunks are weighed
 _CANDIDATES_MAX: Final = 4  # chunks weighed before none is given up
+_AHEAD_PAGES_MAX: Final = 512  # free slots kept ahead for one slot size
+_AHEAD_SHARE: Final = 128  # and at most one for so many used ones
 _DESCENDANTS_MAX: Final = 65536  # counting the pages below a chunk stops here
 
 
@@ -57,6 +59,7 @@ class Room:
         self._namespaces = namespaces
         self._counters = counters
         self._kept: frozenset[int] = _NOTHING
+        self._ahead: dict[int, SlotArray] = {}  # slot size → slots of its last put
         # Slot size → pages evicted for it since a chunk was last weighed.
         self._evicted_since: defaultdict[int, int] = defaultdict(int)
 
@@ -82,6 +85,25 @@ class Room:
             session=session.number,
             page_bytes=namespace.page_bytes,
         )
+
+    def committed(self, namespace: Namespace, slots: SlotArray) -> None:
+        """Pages were published: as many will be wanted next, and likely under these."""
+        self._ahead[namespace.slot_bytes] = slots
+
+    def make_ahead(self) -> None:
+        """Free slots for the next puts. Call it once replies are out: a put need not wait then.
+
+        As many as the last put of each slot size took, within bounds that keep the store full.
+        """
+        while self._ahead:
+            slot_bytes, last = self._ahead.popitem()
+            usage = self._tier.usage_of(slot_bytes)
+            wanted = min(len(last), _AHEAD_PAGES_MAX, usage.used // _AHEAD_SHARE)
+            if usage.free < wanted and not self._tier.spare_chunks:
+                self._kept = frozenset(last.tolist())
+                evicted = self._evict(wanted - usage.free, group=slot_bytes)
+                self._kept = _NOTHING
+                self._evicted_since[slot_bytes] += evicted
 
     def trim(self) -> None:
         """Evict fragments over fragments_max: call it after pages came or went."""
@@ -131,7 +153,7 @@ class Room:
             count, is_free=self._may_go, now=self._clock.now(), group=group, trees=trees
         )
         self._pages.evicted(evicted)
-        return len(evicted)
+        return count_pages(evicted)
 
     # --- giving memory to another slot size
 

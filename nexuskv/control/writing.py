@@ -7,7 +7,7 @@ from nexuskv import UNKNOWN
 from nexuskv.config import Config
 from nexuskv.control.counters import Counters
 from nexuskv.control.events import EventStream
-from nexuskv.control.pages import Pages
+from nexuskv.control.pages import Pages, as_slots
 from nexuskv.control.room import Room
 from nexuskv.control.sessions import Reservation, Session
 from nexuskv.control.waiting import Waiting
@@ -19,6 +19,8 @@ from nexuskv.tiers.host import ABSENT
 from nexuskv.types import DESCRIPTOR_BYTES, PageStatus
 
 Reply = tuple[object, ...]
+_STORED = np.uint8(PageStatus.STORED)
+_EXISTS = np.uint8(PageStatus.EXISTS)
 Mask = npt.NDArray[np.bool_]
 Checksums = npt.NDArray[np.uint64]
 
@@ -54,35 +56,33 @@ class Writing:
         namespace = session.namespace(number)
         count = namespace.key_count(keys, pages_max=self._config.batch_pages_max)
         held = namespace.tree.find(keys)  # a use: the chain is about to grow
-        missing = [at for at, slot in enumerate(held) if slot == ABSENT]
-        if not missing:
+        missing = np.flatnonzero(as_slots(held) == ABSENT)
+        if not len(missing):
             return 0, bytes([PageStatus.EXISTS]) * count, bytes(DESCRIPTOR_BYTES * count)
         allowed = self._allowed(session, namespace.slot_bytes, len(missing))
         lent = self._room.take(namespace, allowed, session=session, held=held)
         slots = np.full(count, ABSENT, dtype=np.uint32)
         slots[missing[: len(lent)]] = lent
-        statuses = bytearray([PageStatus.EXISTS]) * count
-        for at in missing:
-            statuses[at] = PageStatus.MISS
-        for at in missing[len(lent) :]:
-            statuses[at] = PageStatus.NO_SPACE
+        statuses = np.full(count, PageStatus.EXISTS.value, dtype=np.uint8)
+        statuses[missing] = PageStatus.NO_SPACE.value
+        statuses[missing[: len(lent)]] = PageStatus.MISS.value
         self._counters.add("reserved_pages", len(lent))
         self._counters.add("no_space_pages", len(missing) - len(lent))
         descriptors = self._pages.tier.descriptors(slots, namespace.page_bytes)
         if not len(lent):
-            return 0, bytes(statuses), descriptors
+            return 0, statuses.tobytes(), descriptors
         reservation = Reservation(
             id=self._next_id,
             namespace=namespace,
             epoch=namespace.tree.epoch,
             keys=keys,
-            held=np.frombuffer(statuses, dtype=np.uint8) == PageStatus.EXISTS,
+            held=statuses == PageStatus.EXISTS.value,
             slots=slots,
             lent=lent,
         )
         self._next_id += 1
         session.add_reservation(reservation)
-        return reservation.id, bytes(statuses), descriptors
+        return reservation.id, statuses.tobytes(), descriptors
 
     def commit(self, session: Session, body: list[object]) -> Reply:
         """Publish the filled slots of a reservation; first commit wins."""
@@ -99,13 +99,15 @@ class Writing:
             )
         parent_of_first = _parent(reservation, parent_state, parent)
         session.take_reservation(reservation_id)
-        filled = np.frombuffer(done, dtype=np.uint8).astype(bool) & (reservation.slots != ABSENT)
-        unfilled = reservation.slots[~filled & (reservation.slots != ABSENT)]
-        self._pages.tier.free(unfilled)
-        self._counters.add("aborted_pages", len(unfilled))
-        statuses = np.full(count, PageStatus.DROPPED, dtype=np.uint8)
-        statuses[reservation.slots == ABSENT] = PageStatus.NO_SPACE
-        statuses[reservation.held] = PageStatus.EXISTS
+        lent = reservation.slots != ABSENT
+        filled = np.frombuffer(done, dtype=np.uint8).astype(bool) & lent
+        statuses = np.full(count, PageStatus.DROPPED.value, dtype=np.uint8)
+        if not filled.all():
+            unfilled = reservation.slots[lent & ~filled]
+            self._pages.tier.free(unfilled)
+            self._counters.add("aborted_pages", len(unfilled))
+            statuses[~lent] = PageStatus.NO_SPACE.value
+            statuses[reservation.held] = PageStatus.EXISTS.value
         if reservation.epoch != reservation.namespace.tree.epoch:
             dropped = reservation.slots[filled]
             self._pages.tier.free(dropped)
@@ -115,8 +117,9 @@ class Writing:
         for start, end in _spans(filled):
             before = parent_of_first if start == 0 else reservation.key(start - 1)
             won = self._publish(reservation, before, start, end, sums)
-            statuses[start:end] = np.where(won, PageStatus.STORED, PageStatus.EXISTS)
+            statuses[start:end] = np.where(won, _STORED, _EXISTS)
         self._room.trim()
+        self._room.committed(reservation.namespace, reservation.slots[filled])
         return (statuses.tobytes(),)
 
     def abort(self, session: Session, body: list[object]) -> Reply:
@@ -217,5 +220,7 @@ def _on_record(parent: Parent) -> tuple[ParentState, bytes]:
 
 def _spans(filled: Mask) -> list[tuple[int, int]]:
     """The runs of True as (start, end)."""
+    if filled.all():
+        return [(0, len(filled))] if len(filled) else []
     edges = np.flatnonzero(np.diff(np.concatenate(([0], filled.view(np.uint8), [0]))))
     return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

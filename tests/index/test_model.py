@@ -7,6 +7,7 @@ after any sequence of commits, grafts, removals, clears, evictions and pins.
 from array import array
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from nexuskv.index.evict import Evicted
 from nexuskv.index.radix import RadixIndex
 from nexuskv.index.run import Run
 from nexuskv.index.tree import ABSENT, Tree
+from nexuskv.key import split_keys
 from nexuskv.types import Kind
 
 KEYS = [bytes([0, 0, at % 3, 0, 0, at, 0, 0]) for at in range(14)]
@@ -26,6 +28,15 @@ ATTENTION_FIRST = 2  # trees of kind attention stand first in KINDS
 RUN_PAGES_MAX = 4
 FRAGMENTS_MAX = 3
 GROUPS = (1, 1, 1, 2)
+
+
+class Gone(NamedTuple):
+    """One evicted page."""
+
+    tree: Tree
+    key: bytes
+    slot: int
+
 
 key_lists = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8)
 trees = st.integers(0, len(KINDS) - 1)
@@ -213,7 +224,7 @@ class IndexAgainstAModel(RuleBasedStateMachine):
     def evict(self, count: int, group: int | None) -> None:
         chosen = [n for n in range(len(KINDS)) if group in (None, GROUPS[n])]
         could_go = sum(len(self.can_go(n, pins=False)) for n in chosen)
-        gone = self.index.evict(count, is_free=self.is_free, now=self.now, group=group)
+        gone = pages_of(self.index.evict(count, is_free=self.is_free, now=self.now, group=group))
         assert len(gone) == min(count, could_go)
         assert {page.tree for page in gone} <= {self.trees[n] for n in chosen}
         self.forget(gone, chosen)
@@ -221,7 +232,7 @@ class IndexAgainstAModel(RuleBasedStateMachine):
     @rule()
     def evict_overflow(self) -> None:
         every = list(range(len(KINDS)))
-        gone = self.index.evict_overflow(is_free=self.is_free, now=self.now)
+        gone = pages_of(self.index.evict_overflow(is_free=self.is_free, now=self.now))
         for page in gone:
             assert not self.models[self.trees.index(page.tree)].rooted(page.key)
         self.forget(gone, every)
@@ -237,11 +248,12 @@ class IndexAgainstAModel(RuleBasedStateMachine):
     def evict_subtrees(self, at: int, keys: list[bytes]) -> None:
         model = self.models[at]
         wanted = set[bytes]().union(*(model.below(key) for key in keys if key in model.pages))
-        gone = self.index.evict_subtrees(self.trees[at], keys, is_free=self.is_free)
+        evicted = self.index.evict_subtrees(self.trees[at], keys, is_free=self.is_free)
         if any(model.pages[key].slot in self.busy for key in wanted):
-            assert gone is None
+            assert evicted is None
             return
-        assert gone is not None
+        assert evicted is not None
+        gone = pages_of(evicted)
         assert {page.key for page in gone} == wanted
         assert len(gone) == len(wanted)
         self.unlink(gone)
@@ -259,7 +271,7 @@ class IndexAgainstAModel(RuleBasedStateMachine):
                 stay.update(model.ancestry(key))
         return model.pages.keys() - stay
 
-    def forget(self, gone: list[Evicted], chosen: list[int]) -> None:
+    def forget(self, gone: list[Gone], chosen: list[int]) -> None:
         """Check that what went could go, in an order that is allowed, and forget it."""
         pinned_went = False
         unpinned = {n: self.can_go(n, pins=True) for n in chosen}
@@ -273,7 +285,7 @@ class IndexAgainstAModel(RuleBasedStateMachine):
             left = [n for n in chosen if self.can_go(n, pins=True) & unpinned[n]]
             assert left == []
 
-    def unlink(self, gone: list[Evicted]) -> None:
+    def unlink(self, gone: list[Gone]) -> None:
         for page in gone:
             model = self.models[self.trees.index(page.tree)]
             assert model.pages[page.key].slot == page.slot
@@ -344,3 +356,14 @@ def check_shape(chains: Chains) -> None:
 
 TestIndexAgainstAModel = IndexAgainstAModel.TestCase
 TestIndexAgainstAModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def pages_of(evicted: list[Evicted]) -> list[Gone]:
+    """The single pages, children before parents."""
+    return [
+        Gone(each.tree, key, slot)
+        for each in evicted
+        for key, slot in reversed(
+            list(zip(split_keys(each.keys, each.tree.key_bytes), each.slots, strict=True))
+        )
+    ]

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from nexuskv.index.radix import RadixIndex
+from nexuskv.index.radix import RadixIndex, count_pages
 from nexuskv.index.tree import Tree
 from nexuskv.tools.bench.report import Row, row
 from nexuskv.tools.bench.timing import percentile
@@ -144,7 +144,7 @@ def _churn(filled: _Filled, operations: int) -> list[Row]:
         middle_s = time.thread_time()
         gone = index.evict(wanted, is_free=_is_free, now=0.0)
         end_s = time.thread_time()
-        evict_s, evicted = evict_s + end_s - middle_s, evicted + len(gone)
+        evict_s, evicted = evict_s + end_s - middle_s, evicted + count_pages(gone)
         slots = array("I", bytes(4 * (len(blob) // KEY_BYTES)))
         tree.insert(None, blob, slots)
         spent_s.append(time.thread_time() - start_s)
