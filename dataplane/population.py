@@ -71,10 +71,16 @@ class Populator:
             for chunk in sorted(chunks):
                 self._queue.put(chunk)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="nexuskv-populate", daemon=True
-                )
-                self._thread.start()
+                self._start()
+
+    def _start(self) -> None:
+        """Start the thread. Without one copies only fault pages in by themselves: no error."""
+        thread = threading.Thread(target=self._run, name="nexuskv-populate", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return  # the system has none left; the next chunk tries again
+        self._thread = thread
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Whether nothing is queued or being filled, within `timeout_s` seconds."""

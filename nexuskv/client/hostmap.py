@@ -17,8 +17,11 @@ from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT, PageStatus
 class HostMap:
     """Mapped segments by number. Starts with one user: whoever opened it."""
 
-    def __init__(self, incarnation: bytes, segments: dict[int, SegmentMap]) -> None:
+    def __init__(
+        self, incarnation: bytes, segments: dict[int, SegmentMap], *, writable: bool
+    ) -> None:
         self.incarnation = incarnation
+        self.writable = writable
         self._segments = segments
         self._sole = next(iter(segments.values())) if len(segments) == 1 else None
         self._users = 1
@@ -39,7 +42,7 @@ class HostMap:
             if len(opened) < len(session.segments):
                 for segment in opened.values():
                     segment.close()
-        return cls(session.incarnation, opened)
+        return cls(session.incarnation, opened, writable=session.writable)
 
     def retain(self) -> "HostMap":
         """Count one more user."""
@@ -148,8 +151,14 @@ class HostMaps:
             Unavailable: as `HostMap.open`.
         """
         with self._lock:
-            if self._current is not None and self._current.incarnation == session.incarnation:
-                return self._current.retain()
+            current = self._current
+            # One mapped for a session that may only read does not serve a writer.
+            if (
+                current is not None
+                and current.incarnation == session.incarnation
+                and current.writable >= session.writable
+            ):
+                return current.retain()
             fresh = HostMap.open(session)
             old, self._current = self._current, fresh.retain()
         if old is not None:

@@ -30,11 +30,8 @@ class Keeper:
             if at_s >= self._wake_at_s or self._closed:
                 return
             self._wake_at_s = at_s
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="nexuskv-keeper", daemon=True
-                )
-                self._thread.start()
+            if self._thread is None and not self._start():
+                self._wake_at_s = math.inf
             self._alarm.notify()
 
     def close(self, *, timeout_s: float) -> bool:
@@ -47,6 +44,16 @@ class Keeper:
             return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _start(self) -> bool:
+        """Start the thread; False when the system has none left: the next alarm tries again."""
+        thread = threading.Thread(target=self._run, name="nexuskv-keeper", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         while self._sleep():

@@ -34,12 +34,14 @@ class Pool:
         health: Health,
         clock: Clock,
         on_away: Callable[[], None],
+        while_away: Callable[[], None],
     ) -> None:
         self._open_link = open_link
         self._links_max = links_max
         self._health = health
         self._clock = clock
         self._on_away = on_away
+        self._while_away = while_away
         self._free = threading.Condition(threading.Lock())
         self._idle: list[Link] = []
         self._count = 0
@@ -135,6 +137,7 @@ class Pool:
                 if self._closed:
                     raise DaemonUnreachable("the store is closed")
                 if not self._health.up:
+                    self._while_away()
                     raise DaemonUnreachable("the daemon is away")
                 if self._idle:
                     return self._idle.pop()

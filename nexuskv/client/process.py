@@ -49,6 +49,7 @@ class ClientProcess:
             health=self.health,
             clock=clock,
             on_away=self._on_away,
+            while_away=self._while_away,
         )
         self.keeper = Keeper(self._run_chores, clock=clock)
         self.terms = Terms(wake_by=self.keeper.wake_by)
@@ -114,4 +115,8 @@ class ClientProcess:
 
     def _on_away(self) -> None:
         LOG.warning("the daemon at %s is away: pages miss until it is back", self.url)
+        self._while_away()
+
+    def _while_away(self) -> None:
+        # Nothing new as a rule; but a keeper that could not be started is tried again.
         self.keeper.wake_by(self.health.retry_at_s)

@@ -1,14 +1,17 @@
 """A client that may open no more sessions, sockets or files, or whose caller holds on to a view."""
 
+import math
 import os
 import pickle
 import resource
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
+from nexuskv.client.hostmap import HostMaps
 from nexuskv.client.store import connect
 from nexuskv.tools.daemon_process import DaemonProcess
 from nexuskv.types import PageStatus
@@ -29,6 +32,16 @@ def no_descriptor_left() -> Generator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def no_thread_left() -> Generator[None]:
+    """No thread can be started inside the block: a stack of any size is refused."""
+    before = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 @pytest.mark.parametrize("sessions_max", [1, 3])
@@ -114,3 +127,28 @@ def test_a_view_whose_memory_is_still_used_gives_its_lease_back(daemon: DaemonPr
         with pytest.raises(ValueError, match="released"):
             bytes(view.pages[1] or b"")
         held_on_to.release()
+
+
+def test_a_map_for_reading_does_not_serve_a_session_that_may_write(daemon: DaemonProcess) -> None:
+    with open_store(daemon.url) as store, store.process.pool.lend(math.inf) as link:
+        maps = HostMaps()
+        reading = maps.attach(replace(link.session, writable=False))
+        writing = maps.attach(link.session)
+        assert (reading.writable, writing.writable) == (False, True)
+        for each in (reading, writing, maps.attach(replace(link.session, writable=False))):
+            each.release()
+        maps.close()
+
+
+def test_a_process_without_threads_is_served_and_reconnects_once_it_has_one(
+    daemon: DaemonProcess,
+) -> None:
+    with open_store(daemon.url) as store:
+        space = open_space(store)
+        with no_thread_left():
+            assert all(put(space, chain("a", 4)))
+            assert count_good(space, chain("a", 4)) == 4
+            daemon.kill()
+            assert count_good(space, chain("a", 4)) == 0
+        daemon.start()
+        eventually(lambda: all(put(space, chain("a", 4))), "it reconnects")
