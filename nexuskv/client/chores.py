@@ -160,9 +160,9 @@ class Chores:
         except NexusError as exc:
             LOG.debug("corrupt pages cannot be reported: %s", exc)
             self._releases.forget()
-        ahead = self._releases.frames_for(link)
-        if ahead:
-            link.call(Type.PING, (b"",), deadline_s=math.inf, ahead=ahead)
+        riders = self._releases.frames_for(link)
+        if riders:
+            link.call(Type.PING, (b"",), deadline_s=math.inf, riders=riders)
             self._counters.count("releases_sent_alone")
 
     def _beat(self) -> None:

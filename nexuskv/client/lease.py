@@ -134,7 +134,7 @@ class Lease:
                     Type.RENEW,
                     (self._term.lease_id, as_ms(asked_s)),
                     deadline_s=deadline_s,
-                    ahead=process.releases.frames_for(link),
+                    riders=process.releases.frames_for(link),
                 )
         except Refused:
             self._term.lost = True
@@ -183,7 +183,7 @@ def acquire(
                 Type.ACQUIRE,
                 (numbered, request_id, 0, as_ms(ttl_s), 0),
                 deadline_s=deadline_s,
-                ahead=process.releases.frames_for(link),
+                riders=process.releases.frames_for(link),
             )
             assert isinstance(lease_id, int)
             if state_of(state) is AcquireState.MORE:

@@ -27,6 +27,8 @@ from nexuskv.protocol import ERROR, REPLY, Type, decode_error, decode_reply, enc
 PATIENCE: Final = 0.5
 """Silence for this share of the shorter of both timeouts means that the daemon is away."""
 
+_FAST: Final = frozenset({Type.MATCH, Type.ACQUIRE})
+
 
 class Link:
     """An open session. `away` after a failure says that the daemon itself seems to be gone."""
@@ -94,7 +96,7 @@ class Link:
         body: Sequence[object],
         *,
         deadline_s: float,
-        ahead: Sequence[bytes] = (),
+        riders: Sequence[bytes] = (),
     ) -> list[object]:
         """One request and its reply, in one exchange.
 
@@ -102,7 +104,8 @@ class Link:
             kind: message type.
             body: the request's fields.
             deadline_s: on the link's clock; `request_timeout_s` bounds it as well.
-            ahead: frames that want no reply and ride in front.
+            riders: frames that want no reply and ride along: behind a match or an acquire, which
+                should be answered fast, else in front, where what they give back may be needed.
 
         Returns:
             The reply's fields, their types checked.
@@ -117,13 +120,14 @@ class Link:
                 f"a {kind.name.lower()} of {len(frame)} bytes, a message has at most "
                 f"{self._message_bytes_max} (message_bytes_max)"
             )
-        return self._talk(kind, [*ahead, frame], deadline_s, self._config.request_timeout_s)
+        frames = [frame, *riders] if kind in _FAST else [*riders, frame]
+        return self._talk(kind, frames, deadline_s, self._config.request_timeout_s)
 
     def more(
-        self, kind: Type, *, deadline_s: float, wait_s: float, ahead: Sequence[bytes] = ()
+        self, kind: Type, *, deadline_s: float, wait_s: float, riders: Sequence[bytes] = ()
     ) -> list[object]:
         """The next reply to the last request; it may take `wait_s` longer than an exchange."""
-        return self._talk(kind, ahead, deadline_s, wait_s + self._config.request_timeout_s)
+        return self._talk(kind, riders, deadline_s, wait_s + self._config.request_timeout_s)
 
     def number_of(self, namespace_id: bytes, record: bytes, *, deadline_s: float) -> int:
         """The session's number of a namespace, asked for once.

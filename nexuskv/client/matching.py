@@ -36,7 +36,7 @@ def match_all(process: ClientProcess, chains: Sequence[Chain]) -> MatchAll:
                 Type.MATCH,
                 (number_chains(link, chains, deadline_s=deadline_s),),
                 deadline_s=deadline_s,
-                ahead=process.releases.frames_for(link),
+                riders=process.releases.frames_for(link),
             )
             return read_matches(process, chains, tokens, rows)
     except (Unavailable, Refused, ProtocolError) as exc:

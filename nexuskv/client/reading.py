@@ -144,7 +144,7 @@ class Reader:
                 Type.ACQUIRE,
                 ((chain,), claim.request_id, held, as_ms(ttl_s), int(wait_s * 1000)),
                 deadline_s=self._deadline_s,
-                ahead=process.releases.frames_for(link),
+                riders=process.releases.frames_for(link),
             )
         lease_id = body[0]
         assert isinstance(lease_id, int)
@@ -168,7 +168,7 @@ class Reader:
             Type.ACQUIRE,
             deadline_s=self._deadline_s,
             wait_s=max(0.0, self._wait_until_s - self._process.clock.now()),
-            ahead=[encode(Type.RELEASE, 0, ((), [page for page in pages if page[2]], ()))],
+            riders=[encode(Type.RELEASE, 0, ((), [page for page in pages if page[2]], ()))],
         )
         claim.state = state_of(body[1])
         return body

@@ -69,7 +69,7 @@ class Releases:
         self._wake_by(due_s)
 
     def frames_for(self, link: Link) -> list[bytes]:
-        """Take what this link can carry: nothing, or one frame to send ahead of a request."""
+        """Take what this link can carry: nothing, or one frame that rides along with a request."""
         if not self._leases and not self._reports:
             return []
         with self._lock:

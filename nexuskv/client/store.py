@@ -276,7 +276,7 @@ class Store:
                         Type.ACQUIRE,
                         (((number, keys[start:stop]),), process.new_request_id(), 0, ttl_ms, 0),
                         deadline_s=deadline_s,
-                        ahead=process.releases.frames_for(link),
+                        riders=process.releases.frames_for(link),
                     )
                     assert isinstance(body[0], int)
                     if body[0]:
@@ -290,8 +290,8 @@ class Store:
         deadline_s = process.clock.now() + self.config.request_timeout_s
         with process.pool.lend(deadline_s) as link:
             number = link.number_of(identity.id, identity.encoded, deadline_s=deadline_s)
-            ahead = process.releases.frames_for(link)
-            return link.call(kind, (number, *rest), deadline_s=deadline_s, ahead=ahead)
+            riders = process.releases.frames_for(link)
+            return link.call(kind, (number, *rest), deadline_s=deadline_s, riders=riders)
 
     def count_pages(self, identity: Identity, kind: Type, keys: bytes, rest: Sequence[int]) -> int:
         """The sum of a request's counts over all parts of a long list of keys."""

@@ -140,7 +140,7 @@ class View:
             Type.ACQUIRE,
             (((number, keys),), process.new_request_id(), 0, as_ms(ttl_s), 0),
             deadline_s=deadline_s,
-            ahead=process.releases.frames_for(link),
+            riders=process.releases.frames_for(link),
         )
         lease_id = body[0]
         assert isinstance(lease_id, int)

@@ -151,7 +151,7 @@ class Writer:
                 Type.RESERVE,
                 (number, keys),
                 deadline_s=self._deadline_s,
-                ahead=self._process.releases.frames_for(link),
+                riders=self._process.releases.frames_for(link),
             )
         finally:
             if link.broken:

@@ -217,8 +217,8 @@ def test_prefetch_leases_and_gives_back(space: Space, daemon: FakeDaemon) -> Non
     keys = stored(space, 1)
     before = len(daemon.seen)
     space.prefetch(keys)
-    space.match(keys)
-    assert daemon.kinds()[before:] == [Type.ACQUIRE, Type.RELEASE, Type.MATCH]
+    space.put(keys, from_=[page(0)])
+    assert daemon.kinds()[before:] == [Type.ACQUIRE, Type.RELEASE, Type.RESERVE]
     assert daemon.leases == {}
 
 

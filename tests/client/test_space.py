@@ -59,16 +59,27 @@ def test_a_put_is_two_exchanges(space: Space, daemon: FakeDaemon) -> None:
     assert daemon.kinds()[before:] == [Type.RESERVE, Type.COMMIT]
 
 
-def test_a_release_rides_in_front_of_the_next_request(space: Space, daemon: FakeDaemon) -> None:
+def test_a_release_rides_in_front_of_a_put(space: Space, daemon: FakeDaemon) -> None:
+    keys = keys_of(1)
+    space.put(keys, from_=[page(0)])
+    space.get(keys, into=room(1))
+    before = len(daemon.seen)
+    space.put(keys, from_=[page(0)])
+    assert [(kind, bool(number)) for kind, number, _ in daemon.seen[before:]] == [
+        (Type.RELEASE, False),
+        (Type.RESERVE, True),
+    ]
+    assert daemon.leases == {}
+
+
+def test_a_release_rides_behind_what_must_be_quick(space: Space, daemon: FakeDaemon) -> None:
     keys = keys_of(1)
     space.put(keys, from_=[page(0)])
     space.get(keys, into=room(1))
     before = len(daemon.seen)
     space.match(keys)
-    assert [(kind, bool(number)) for kind, number, _ in daemon.seen[before:]] == [
-        (Type.RELEASE, False),
-        (Type.MATCH, True),
-    ]
+    space.put(keys, from_=[page(0)])  # answered after the release was handled
+    assert daemon.kinds()[before:] == [Type.MATCH, Type.RELEASE, Type.RESERVE]
     assert daemon.leases == {}
 
 
