@@ -85,7 +85,7 @@ def test_a_field_too_many_or_too_few_is_refused(kind: Type) -> None:
     for wrong in (count - 1, count + 1):
         if wrong >= 0:
             with pytest.raises(ProtocolError, match=f"has {count} fields"):
-                decode_request(encode(kind, 1, [b""] * wrong))
+                decode_request(encode(kind, 1, (b"",) * wrong))
 
 
 EXAMPLES: dict[str, object] = {

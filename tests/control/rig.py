@@ -8,7 +8,8 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -356,8 +357,8 @@ class Rig:
             self._thread = threading.Thread(target=self.control.run, name="control")
             self._thread.start()
             stack.callback(self.stop)
+            self.until(lambda: self.tier.chunk_to_populate() is None)
             self._stack = stack.pop_all()
-        self.until(lambda: self.tier.chunk_to_populate() is None)
 
     # --- clients
 
@@ -396,10 +397,9 @@ class Rig:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Turn the loop until something is so; it must become so."""
-        for _ in range(100_000):
-            if self.run(condition):
-                return
-        raise AssertionError("it never came to be")
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not self.run(condition):
+            assert time.monotonic() < deadline_s, "it never came to be"
 
     def advance(self, duration_s: float) -> None:
         """Move the clock and let what is due happen."""
@@ -407,7 +407,7 @@ class Rig:
         self.turn()
 
     @contextmanager
-    def blocked(self) -> Iterator[None]:
+    def blocked(self) -> Generator[None]:
         """The loop does not turn inside this block."""
         entered, leave = threading.Event(), threading.Event()
 
