@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nexuskv.client.store import Store
 
 TOKEN_VERSION: Final = 0
+_NO_RUN: Final = bytes(INCARNATION_BYTES)  # of a lease that no daemon was asked for
 _TOKEN: Final = struct.Struct(f"<B{INCARNATION_BYTES}sQddd")
 
 
@@ -108,6 +109,8 @@ class Lease:
         if self._term.lost:
             return [PageStatus.STALE] * len(keys)
         if not self and not wait_s:
+            if self._term.incarnation != _NO_RUN:
+                reader.statuses[:] = bytes([PageStatus.MISS]) * len(keys)
             process.counters.got(reader.statuses, identity.page_bytes)
             return as_statuses(reader.statuses)
         # Nothing was held when it was taken: the wait takes the lease, under the same request id.
@@ -119,8 +122,14 @@ class Lease:
         return as_statuses(statuses)
 
     def renew(self, *, ttl_s: float | None = None) -> bool:
-        """Let the lease last `ttl_s` from now (None: as long as before); whether it does."""
+        """Let the lease last `ttl_s` from now (None: as long as before); whether it does.
+
+        Raises:
+            ConfigError: `ttl_s` is negative or not finite.
+        """
         process = self._store.process
+        if ttl_s is not None:
+            check_duration("ttl_s", ttl_s)
         if not self or self._term.lost:
             return False
         sent_s = process.clock.now()
@@ -173,7 +182,7 @@ def acquire(
     check_duration("wait_s", wait_s)
     sent_s = process.clock.now()
     deadline_s = sent_s + process.config.request_timeout_s
-    term, matched = Term(0, bytes(INCARNATION_BYTES), ttl_s=ttl_s, sent_s=sent_s), nothing(chains)
+    term, matched = Term(0, _NO_RUN, ttl_s=ttl_s, sent_s=sent_s), nothing(chains)
     try:
         with process.pool.lend(deadline_s) as link, translating({ConfigError: Refused}):
             ttl_s = granted_ttl_s(link, ttl_s)
@@ -184,6 +193,7 @@ def acquire(
                 (numbered, request_id, 0, as_ms(ttl_s), 0),
                 deadline_s=deadline_s,
                 riders=process.releases.frames_for(link),
+                riders_first=True,
             )
             assert isinstance(lease_id, int)
             if state_of(state) is AcquireState.MORE:

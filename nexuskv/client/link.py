@@ -97,6 +97,7 @@ class Link:
         *,
         deadline_s: float,
         riders: Sequence[bytes] = (),
+        riders_first: bool = False,
     ) -> list[object]:
         """One request and its reply, in one exchange.
 
@@ -106,6 +107,7 @@ class Link:
             deadline_s: on the link's clock; `request_timeout_s` bounds it as well.
             riders: frames that want no reply and ride along: behind a match or an acquire, which
                 should be answered fast, else in front, where what they give back may be needed.
+            riders_first: in front in any case: for an acquire under an id whose lease they may end.
 
         Returns:
             The reply's fields, their types checked.
@@ -120,7 +122,7 @@ class Link:
                 f"a {kind.name.lower()} of {len(frame)} bytes, a message has at most "
                 f"{self._message_bytes_max} (message_bytes_max)"
             )
-        frames = [frame, *riders] if kind in _FAST else [*riders, frame]
+        frames = [frame, *riders] if kind in _FAST and not riders_first else [*riders, frame]
         return self._talk(kind, frames, deadline_s, self._config.request_timeout_s)
 
     def more(

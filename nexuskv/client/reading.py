@@ -41,10 +41,13 @@ _REFUSED: Final = bytes.maketrans(bytes([UNAVAILABLE]), bytes([STALE]))
 class Claim:
     """The lease a get reads under: its own, or one that somebody holds already (`term` given)."""
 
-    __slots__ = ("request_id", "state", "term", "ttl_s")
+    __slots__ = ("named", "request_id", "state", "term", "ttl_s")
 
-    def __init__(self, request_id: bytes, ttl_s: float, term: Term | None = None) -> None:
+    def __init__(
+        self, request_id: bytes, ttl_s: float, term: Term | None = None, *, named: bool = True
+    ) -> None:
         self.request_id = request_id
+        self.named = named  # by the caller, who may have released a lease of that name just now
         self.ttl_s = ttl_s
         self.term = term
         self.state: AcquireState | None = None  # of the last reply
@@ -105,7 +108,9 @@ class Reader:
             )
             for start, stop in spans(len(self._into), most):
                 own = claim is None
-                part = claim or Claim(process.new_request_id(), process.config.lease_ttl_s)
+                part = claim or Claim(
+                    process.new_request_id(), process.config.lease_ttl_s, named=False
+                )
                 self._read_span(link, number, (start, stop), part, own=own)
 
     def _read_span(
@@ -145,6 +150,7 @@ class Reader:
                 ((chain,), claim.request_id, held, as_ms(ttl_s), int(wait_s * 1000)),
                 deadline_s=self._deadline_s,
                 riders=process.releases.frames_for(link),
+                riders_first=claim.named,
             )
         lease_id = body[0]
         assert isinstance(lease_id, int)

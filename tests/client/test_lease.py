@@ -46,6 +46,37 @@ def test_the_same_request_id_is_the_same_lease(
     assert list(daemon.leases) == [b"same"]
 
 
+def test_a_lease_taken_again_under_its_name_outlives_the_release_before_it(
+    store: Store, space: Space
+) -> None:
+    keys = stored(space, 1)
+    for _ in range(3):
+        with store.acquire([(space, keys)], request_id=b"again", ttl_s=10) as lease:
+            assert lease.renew()
+            assert lease.get(space, keys, into=room(1)) == [HIT]
+
+
+def test_a_lease_on_nothing_that_is_held_misses(
+    store: Store, space: Space, daemon: FakeDaemon
+) -> None:
+    nothing = (0, int(AcquireState.COMPLETE), 0, [[0, [0, 0], 0]], [])
+    daemon.script[Type.ACQUIRE] = lambda frame: [
+        encode(Type.ACQUIRE + REPLY, frame.request_id, nothing)
+    ]
+    lease = store.acquire([(space, keys_of(1))], request_id=b"nothing", ttl_s=10)
+    assert not lease
+    assert lease.get(space, keys_of(1), into=room(1)) == [MISS]
+
+
+@pytest.mark.parametrize("ttl_s", [-1.0, float("nan"), float("inf")])
+def test_a_lease_is_not_renewed_for_no_time_at_all(
+    store: Store, space: Space, ttl_s: float
+) -> None:
+    lease = store.acquire([(space, stored(space, 1))], request_id=b"renewed", ttl_s=10)
+    with pytest.raises(ConfigError):
+        lease.renew(ttl_s=ttl_s)
+
+
 def test_a_released_lease_is_stale(store: Store, space: Space, daemon: FakeDaemon) -> None:
     keys = stored(space, 1)
     lease = store.acquire([(space, keys)], request_id=b"r", ttl_s=10)
