@@ -59,7 +59,7 @@ def test_a_lease_taken_again_under_its_name_outlives_the_release_before_it(
 def test_a_lease_on_nothing_that_is_held_misses(
     store: Store, space: Space, daemon: FakeDaemon
 ) -> None:
-    nothing = (0, int(AcquireState.COMPLETE), 0, [[0, [0, 0], 0]], [])
+    nothing: tuple[object, ...] = (0, int(AcquireState.COMPLETE), 0, [[0, [0, 0], 0]], [])
     daemon.script[Type.ACQUIRE] = lambda frame: [
         encode(Type.ACQUIRE + REPLY, frame.request_id, nothing)
     ]

@@ -41,6 +41,7 @@ SHAPES: tuple[tuple[int, Kind, int], ...] = (  # page bytes, kind, key bytes
     (256 * KIB, Kind.ATTENTION, 20),
     (MIB, Kind.ATTENTION, 32),
 )
+WAITS = {"transfer_timeout_s": 4.0, "lease_ttl_s": 2.0, "session_idle_s": 6.0}
 TENANTS = ("default", "other")
 _VERSION = struct.Struct("<Q")
 
@@ -75,10 +76,7 @@ class Churn:
 
     def __init__(self, url: str, seed: int) -> None:
         self._random = random.Random(seed)
-        self._stores = [
-            open_store(url, tenant=tenant, transfer_timeout_s=4.0, lease_ttl_s=2.0)
-            for tenant in TENANTS
-        ]
+        self._stores = [open_store(url, tenant=tenant, **WAITS) for tenant in TENANTS]
         self._spaces = [
             open_space(store, page_bytes=size, kind=kind, key_bytes=width, window_pages=window)
             for store in self._stores
