@@ -48,11 +48,12 @@ class Chores:
         self._config = config
         self._clock = clock
         self._link: Link | None = None
+        self.session_idle_s = config.session_idle_s  # until a daemon has said what it bears
 
     @property
     def heartbeat_s(self) -> float:
         """How long a remote session may be silent."""
-        return self._config.session_idle_s / HEARTBEATS_PER_IDLE
+        return self.session_idle_s / HEARTBEATS_PER_IDLE
 
     def run(self) -> float:
         """Do what is due; when to come back."""

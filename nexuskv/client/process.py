@@ -102,6 +102,7 @@ class ClientProcess:
     def _open_link(self) -> Link:
         link = Link.open(self.url, self.config, self.clock, maps=self.maps, network=self.network)
         self.limits = link.session.limits
+        self._chores.session_idle_s = link.session.limits.session_idle_s
         if link.host is None:
             self.counters.log_once(
                 "unmapped", f"the pages of {self.url} cannot be reached from here: gets miss"

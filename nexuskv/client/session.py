@@ -24,6 +24,7 @@ class Limits:
     lease_ttl_max_s: float
     acquire_wait_max_s: float
     reserved_bytes_max: int  # what one session may hold reserved
+    session_idle_s: float  # how long a remote session may be silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ def _read_limits(limits: Mapping[object, object], config: Config) -> Limits:
         least("lease_ttl_max_ms", int(config.lease_ttl_max_s * 1000)) / 1000,
         least("acquire_wait_max_ms", int(config.acquire_wait_max_s * 1000), floor=0) / 1000,
         least("session_reserved_bytes", config.session_reserved_bytes),
+        least("session_idle_ms", int(config.session_idle_s * 1000)) / 1000,
     )
 
 

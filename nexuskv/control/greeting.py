@@ -59,6 +59,7 @@ class Greeting:
                 "session_reserved_bytes": self._config.session_reserved_bytes,
                 "lease_ttl_max_ms": int(self._config.lease_ttl_max_s * 1000),
                 "acquire_wait_max_ms": int(self._config.acquire_wait_max_s * 1000),
+                "session_idle_ms": int(self._config.session_idle_s * 1000),
             },
             self._tier.segments_for_hello(),
             "shm" if "shm" in transports else "",

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.e2e.cache import KIB, chain, count_good, counters, open_space, open_store, put
+from tests.e2e.cache import (
+    KIB,
+    chain,
+    count_good,
+    counters,
+    eventually,
+    open_space,
+    open_store,
+    put,
+)
 from tests.e2e.conftest import StartDaemon
 
 pytestmark = pytest.mark.e2e
@@ -41,3 +50,13 @@ def test_every_call_is_cut_to_what_the_daemon_takes(
         assert space.remove(keys) == COUNT
         assert store.counters["reconnects"] == 0
         assert counters(store)["protocol_errors"] == 0
+
+
+def test_heartbeats_come_as_often_as_the_daemon_wants_them(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(listen="tcp://127.0.0.1:0", session_idle_s=0.6)
+    with open_store(daemon.url_of("tcp")) as silent, open_store(daemon.url) as other:
+        begun_s = float(str(other.stats()["uptime_s"]))
+        eventually(lambda: float(str(other.stats()["uptime_s"])) > begun_s + 3.0, "time passes")
+        assert silent.ping() >= 0
+        assert silent.counters["reconnects"] == 0
+        assert counters(other)["protocol_errors"] == 0
