@@ -28,6 +28,7 @@ LAYERS = {
     "nexuskv.connect": "client",
     **{f"nexuskv.{name}": "vocabulary" for name in VOCABULARY},
     "nexuskv.index": "index",
+    "nexuskv.index.leases": "leases",
     "nexuskv.tiers": "tiers",
     "nexuskv.dataplane": "dataplane",
     "nexuskv.dataplane.device": "device",
@@ -51,13 +52,14 @@ EDGES: dict[str, set[str]] = {
     "package": {"client"},
     "vocabulary": set(),
     "index": set(),
+    "leases": set(),
     "tiers": set(),
     "dataplane": {"device", "mooncake"},
     "device": {"dataplane"},
     "mooncake": {"dataplane"},
     "protocol": set(),
     "commands": set(),
-    "control": {"protocol", "index", "tiers", "commands"},
+    "control": {"protocol", "index", "leases", "tiers", "commands"},
     "worker": {"protocol", "tiers", "dataplane", "commands"},
     "client": {"protocol", "dataplane"},
     "serve": {"control", "worker", "protocol", "tiers"},  # opens the tier that both are given
@@ -70,6 +72,7 @@ EDGES: dict[str, set[str]] = {
 # Libraries from elsewhere, by layer. What is not named here may not be imported.
 LIBRARIES: dict[str, set[str]] = {
     "vocabulary": {"xxhash"},
+    "leases": {"numpy"},
     "tiers": {"numpy", "xxhash"},
     "dataplane": {"xxhash"},
     "device": {"torch", "cupy"},

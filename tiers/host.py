@@ -99,6 +99,11 @@ class HostTier:
         )
         self._table = SlotTable(segment.records, segment.header.incarnation)
 
+    @property
+    def slot_count(self) -> int:
+        """Slot ids are below this, whatever the slot sizes."""
+        return self.chunk_count * (self.chunk_bytes // SLOT_ALIGN_BYTES)
+
     # --- supply of memory
 
     @property

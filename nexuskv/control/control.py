@@ -66,7 +66,9 @@ class Control:
         first_id = int.from_bytes(secrets.token_bytes(6), "little") << 16
         self._events = EventStream(incarnation=incarnation, counters=self.counters)
         index = RadixIndex(fragments_max=config.fragments_max, pins_max=config.pins_max)
-        leases = LeaseTable(leases_max=config.leases_max, first_id=first_id)
+        leases = LeaseTable(
+            leases_max=config.leases_max, slot_count=tier.slot_count, first_id=first_id
+        )
         pages = Pages(tier=tier, leases=leases, events=self._events, counters=self.counters)
         namespaces = Namespaces(
             index=index, chunk_bytes=tier.chunk_bytes, namespaces_max=config.namespaces_max

@@ -6,7 +6,7 @@ the index while leased stays where it is, unlinked, until its last lease ends.
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -68,11 +68,11 @@ class Pages:
             tenant=tenant, request_id=request_id, slots=slots, expires_s=expires_s
         )
 
-    def unleased(self, slots: Iterable[int]) -> None:
+    def unleased(self, slots: SlotArray) -> None:
         """These slots are leased by nobody now: free those whose page has left."""
         if not self._unlinked:
             return
-        ready = [slot for slot in slots if slot in self._unlinked]
+        ready = [slot for slot in set(slots.tolist()) if slot in self._unlinked]
         if ready:
             for slot in ready:
                 page = self._unlinked.pop(slot)
