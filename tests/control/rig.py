@@ -34,6 +34,7 @@ from nexuskv.protocol import (
     prefixed,
 )
 from nexuskv.tiers.host import HostTier
+from nexuskv.tiers.usage import ChunkRow, ChunkSlots
 from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT, Descriptor, PageStatus
 from nexuskv.worker.host import HostTools
 from nexuskv.worker.worker import Worker
@@ -449,15 +450,19 @@ class Rig:
             if self._context is not None:
                 self._context.term()
 
+    def _look_at_all(self) -> tuple[dict[str, int], list[ChunkRow], list[ChunkSlots]]:
+        """In one turn of the loop: closing clients change the accounts between turns."""
+        chunks = self.tier.chunks()
+        slots = [self.tier.slots_of_chunk(chunk.chunk_index) for chunk in chunks]
+        return self.control.metrics.gauges(), chunks, slots
+
     def check_accounts(self) -> None:
         """What the gauges say is what a recount of every slot says."""
-        gauges = self.gauges()
-        chunks = self.run(self.tier.chunks)
+        gauges, chunks, slots = self.run(self._look_at_all)
         sizes = {c.chunk_index: c.slot_bytes for c in chunks}
         for name in ("used", "writing", "quarantined", "unlinked"):
             counted = sum(getattr(c, name) * sizes[c.chunk_index] for c in chunks)
             assert gauges[f"{name}_bytes"] == counted, name
-        slots = self.run(lambda: [self.tier.slots_of_chunk(c.chunk_index) for c in chunks])
         taken = sum(len(each.slots) for each in slots)
         assert taken == sum(c.used + c.writing + c.quarantined + c.unlinked for c in chunks)
         assert gauges["pages"] == sum(c.used for c in chunks)
