@@ -45,6 +45,7 @@ class Pool:
         self._free = threading.Condition(threading.Lock())
         self._idle: list[Link] = []
         self._count = 0
+        self._waiting_count = 0
         self._closed = False
 
     def lend(self, deadline_s: float) -> "Loan":
@@ -132,6 +133,7 @@ class Pool:
 
     def _take_free(self, deadline_s: float, links_max: int) -> Link | None:
         """A free link; None when one of at most `links_max` is to be opened, counted already."""
+        waited = False
         with self._free:
             while True:
                 if self._closed:
@@ -139,13 +141,27 @@ class Pool:
                 if not self._health.up:
                     self._while_away()
                     raise DaemonUnreachable("the daemon is away")
-                if self._idle:
+                # Whoever waits comes first: else one busy thread takes each link back at once.
+                if self._idle and (waited or not self._waiting_count):
                     return self._idle.pop()
                 if self._count < links_max:
                     self._count += 1
                     return None
-                if not self._free.wait(max(0.0, deadline_s - self._clock.now())):
+                waited = self._wait(deadline_s)
+                if not waited:
                     raise TransferTimeout(f"all {links_max} connections are busy")
+
+    def _wait(self, deadline_s: float) -> bool:
+        """Wait for news of a link, with the lock held; False when the time is over."""
+        told = False
+        self._waiting_count += 1
+        try:
+            told = self._free.wait(max(0.0, deadline_s - self._clock.now()))
+        finally:
+            self._waiting_count -= 1
+            if not told:
+                self._free.notify()  # in case that the news came just now, for somebody else
+        return told
 
     def _open(self, era: int) -> Link:
         link: Link | None = None
