@@ -107,7 +107,7 @@ def test_a_get_under_a_lease_keeps_it(store: Store, space: Space, daemon: FakeDa
     keys = stored(space, 1)
     lease = store.acquire([(space, keys)], request_id=b"r", ttl_s=10)
     lease.get(space, keys, into=room(1))
-    space.match(keys)
+    space.pin(keys, ttl_s=1.0)  # would carry a release in front
     assert list(daemon.leases) == [b"r"]
     assert lease.renew(ttl_s=20)
 

@@ -102,7 +102,7 @@ def test_a_flipped_byte_is_corrupt_and_reported(space: Space, daemon: FakeDaemon
     space.put(keys, from_=[page(0), page(1)])
     daemon.flip(keys[1])
     assert space.get(keys, into=room(2)) == [PageStatus.HIT, PageStatus.CORRUPT]
-    space.match(keys)
+    space.pin(keys, ttl_s=1.0)  # carries the release in front
     reported = [body[2] for kind, _, body in daemon.seen if kind is Type.RELEASE]
     held = daemon.pages[0, keys[1]]
     assert reported == [[[0, keys[1], held.checksum, held.generation]]]
@@ -116,7 +116,7 @@ def test_a_slot_that_changed_owner_is_stale_and_not_reported(
     daemon.flip(keys[0])
     daemon.reuse(keys[0])
     assert space.get(keys, into=room(1)) == [PageStatus.STALE]
-    space.match(keys)
+    space.pin(keys, ttl_s=1.0)  # carries the release in front
     assert [body[2] for kind, _, body in daemon.seen if kind is Type.RELEASE] == [[]]
 
 
