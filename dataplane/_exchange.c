@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -21,6 +22,7 @@ typedef enum { GOING, DONE, INTERRUPTED, TIMED_OUT, CLOSED, FAILED, TOO_LONG, NO
 typedef struct {
     int fd;
     double deadline_s;
+    double spin_s, spin_until_s; /* how long, and until when, a reply is not slept for */
     struct iovec *vectors; /* what is left to send */
     size_t vector_count;
     int send_errno; /* the peer hung up while we sent; its last frame may still be readable */
@@ -93,6 +95,15 @@ static outcome send_all(talk *t)
     return DONE;
 }
 
+/* Waking a sleeper can cost more than the peer takes to answer. Others get the processor first. */
+static int may_spin(const talk *t)
+{
+    if (!(nk_now_s() < t->spin_until_s))
+        return 0;
+    sched_yield();
+    return 1;
+}
+
 static outcome receive_into(talk *t, uint8_t *into, size_t length, size_t *got)
 {
     while (*got < length) {
@@ -103,6 +114,8 @@ static outcome receive_into(talk *t, uint8_t *into, size_t length, size_t *got)
         }
         if (piece == 0)
             return CLOSED;
+        if (piece < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && may_spin(t))
+            continue;
         outcome after = after_error(t, POLLIN);
         if (after != GOING)
             return after;
@@ -112,6 +125,10 @@ static outcome receive_into(talk *t, uint8_t *into, size_t length, size_t *got)
 
 static outcome receive_frame(talk *t)
 {
+    if (t->spin_s > 0) { /* once: from when the request is out */
+        t->spin_until_s = fmin(nk_now_s() + t->spin_s, t->deadline_s);
+        t->spin_s = 0;
+    }
     outcome how = receive_into(t, t->prefix, PREFIX_BYTES, &t->prefix_got);
     if (how != DONE)
         return how;
@@ -219,16 +236,16 @@ out:
 PyObject *nk_exchange(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     (void)module;
-    static char *names[] = {"fd", "request", "message_bytes_max", "timeout_s", NULL};
+    static char *names[] = {"fd", "request", "message_bytes_max", "timeout_s", "spin_s", NULL};
     talk t = {0};
     PyObject *request;
-    Py_ssize_t payload_bytes_max;
-    double timeout_s;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO$nd:exchange", names, &t.fd, &request,
-                                     &payload_bytes_max, &timeout_s))
+    Py_ssize_t payload_bytes_max = -1;
+    double timeout_s = NAN;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|$ndd:exchange", names, &t.fd, &request,
+                                     &payload_bytes_max, &timeout_s, &t.spin_s))
         return NULL;
-    if (payload_bytes_max < 0 || isnan(timeout_s)) {
-        PyErr_SetString(PyExc_ValueError, "message_bytes_max is negative or timeout_s no number");
+    if (payload_bytes_max < 0 || isnan(timeout_s) || isnan(t.spin_s)) {
+        PyErr_SetString(PyExc_ValueError, "message_bytes_max is negative or a time no number");
         return NULL;
     }
     t.payload_bytes_max = (size_t)payload_bytes_max;

@@ -5,7 +5,12 @@ from nexuskv.dataplane.batch import Buffer, Pages, Regions, Segment, SlotTable
 INSTRUCTION_SET: str
 
 def exchange(
-    fd: int, request: Buffer | Sequence[Buffer], *, message_bytes_max: int, timeout_s: float
+    fd: int,
+    request: Buffer | Sequence[Buffer],
+    *,
+    message_bytes_max: int,
+    timeout_s: float,
+    spin_s: float = ...,
 ) -> bytes: ...
 def load(
     segment: Segment,

@@ -20,11 +20,16 @@ _WAIT_MAX_S: Final = 3600.0
 
 
 def exchange(
-    fd: int, request: Buffer | Sequence[Buffer], *, message_bytes_max: int, timeout_s: float
+    fd: int,
+    request: Buffer | Sequence[Buffer],
+    *,
+    message_bytes_max: int,
+    timeout_s: float,
+    spin_s: float = 0.0,
 ) -> bytes:
-    """See `nexuskv.dataplane.native`."""
-    if message_bytes_max < 0 or math.isnan(timeout_s):
-        raise ValueError("message_bytes_max is negative or timeout_s no number")
+    """See `nexuskv.dataplane.native`. Never spins: that would hold the GIL."""
+    if message_bytes_max < 0 or math.isnan(timeout_s) or math.isnan(spin_s):
+        raise ValueError("message_bytes_max is negative or a time no number")
     deadline_s = time.monotonic() + timeout_s
     parts = _as_views(request)
     stream = socket.socket(fileno=fd)

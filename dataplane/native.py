@@ -5,10 +5,11 @@ contract and pass the same tests; the twin gives the GIL up more often, so it is
 threads. All functions are stateless and thread-safe, check everything before a byte moves, and hold
 the buffers they were given until they return.
 
-`exchange(fd, request, *, message_bytes_max, timeout_s) -> bytes`
+`exchange(fd, request, *, message_bytes_max, timeout_s, spin_s=0) -> bytes`
     Sends all of `request` (a buffer or a sequence of buffers: whole frames, or nothing), then
     receives one frame, a little-endian u32 length and its payload, and returns the payload. The
-    socket may block or not. Takes no byte past the frame. Raises `TimeoutError`, `ConnectionError`
+    socket may block or not. For `spin_s` it asks again and again before it sleeps, without the GIL
+    and after everybody else. Takes no byte past the frame. Raises `TimeoutError`, `ConnectionError`
     (closed or reset), `ValueError` (announced length above `message_bytes_max`) and `OSError`;
     after any of these the stream is out of step and must be closed.
 

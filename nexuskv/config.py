@@ -130,6 +130,9 @@ class Config:
     connect_timeout_s: float = _set(2.0, "connecting and the first exchange", "s", 0.001)
     request_timeout_s: float = _set(5.0, "one exchange with the daemon", "s", 0.001)
     transfer_timeout_s: float = _set(30.0, "one get or put, all its batches", "s", 0.001)
+    exchange_spin_s: float = _set(
+        0.0002, "how long an exchange polls for its reply before it sleeps", "s", most=0.01
+    )
     backoff_min_s: float = _set(0.05, "first pause between reconnects", "s", 0.001)
     backoff_max_s: float = _set(1.0, "longest pause between reconnects", "s", 0.001)
     lease_ttl_s: float = _set(30.0, "lease of a get; renewed while it runs", "s", 0.001)

@@ -65,7 +65,7 @@ def check_url(url: str) -> str:
 
 
 def open_carrier(
-    url: str, *, message_bytes_max: int, timeout_s: float, network: Network
+    url: str, *, message_bytes_max: int, timeout_s: float, spin_s: float, network: Network
 ) -> Carrier:
     """Open a connection; on `tcp://` nothing is sent until the first exchange.
 
@@ -75,7 +75,10 @@ def open_carrier(
     """
     if url.startswith(LOCAL):
         return LocalCarrier(
-            url.removeprefix(LOCAL), message_bytes_max=message_bytes_max, timeout_s=timeout_s
+            url.removeprefix(LOCAL),
+            message_bytes_max=message_bytes_max,
+            timeout_s=timeout_s,
+            spin_s=spin_s,
         )
     return RemoteCarrier(url, message_bytes_max=message_bytes_max, network=network)
 
@@ -85,8 +88,11 @@ class LocalCarrier:
 
     remote = False
 
-    def __init__(self, path: str, *, message_bytes_max: int, timeout_s: float) -> None:
+    def __init__(
+        self, path: str, *, message_bytes_max: int, timeout_s: float, spin_s: float
+    ) -> None:
         self._message_bytes_max = message_bytes_max
+        self._spin_s = spin_s
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         except OSError as exc:
@@ -108,6 +114,7 @@ class LocalCarrier:
                 request,
                 message_bytes_max=self._message_bytes_max,
                 timeout_s=timeout_s,
+                spin_s=self._spin_s,
             )
         except TimeoutError as exc:
             raise TransferTimeout(f"the daemon did not answer within {timeout_s:.3g} s") from exc

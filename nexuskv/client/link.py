@@ -64,6 +64,7 @@ class Link:
             url,
             message_bytes_max=config.message_bytes_max,
             timeout_s=config.connect_timeout_s,
+            spin_s=config.exchange_spin_s,
             network=network,
         )
         link = cls(carrier, config, clock)

@@ -85,6 +85,24 @@ def exchange(
     return reply
 
 
+@pytest.mark.parametrize("spin_s", [0.0, 0.001, 60.0], ids=["no spin", "short", "longer than all"])
+def test_polling_before_sleeping_changes_no_outcome(
+    moving: ModuleType,
+    streams: tuple[socket.socket, socket.socket],
+    peer_runs: Peer,
+    spin_s: float,
+) -> None:
+    ours, peer = streams
+    wait = {"message_bytes_max": LIMIT, "timeout_s": WAIT_S, "spin_s": spin_s}
+    peer_runs(lambda: peer.sendall(frame(read_exactly(peer, 8)[4:] + b" back")))
+    assert moving.exchange(ours.fileno(), frame(b"ping"), **wait) == b"ping back"
+    with pytest.raises(TimeoutError):
+        moving.exchange(ours.fileno(), frame(b"ping"), **{**wait, "timeout_s": 0.05})
+    peer.close()
+    with pytest.raises(ConnectionError):
+        moving.exchange(ours.fileno(), b"", **wait)
+
+
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "non-blocking"])
 def test_a_request_is_answered(
     moving: ModuleType,

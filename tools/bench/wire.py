@@ -15,6 +15,7 @@ from typing import Final, Protocol, Self
 
 import zmq
 
+from nexuskv.config import Config
 from nexuskv.dataplane import native
 from nexuskv.errors import DaemonUnreachable, TransferTimeout
 from nexuskv.namespace import NamespaceRecord
@@ -22,6 +23,7 @@ from nexuskv.protocol import ERROR, LENGTH, Frame, Type, decode_error, decode_re
 
 TIMEOUT_S: Final = 10.0
 MESSAGE_BYTES_MAX: Final = 64 * 1024**2
+SPIN_S: Final = Config().exchange_spin_s  # as clients do
 
 
 class Wire(Protocol):
@@ -54,6 +56,7 @@ class UnixWire:
             LENGTH.pack(len(payload)) + payload,
             message_bytes_max=MESSAGE_BYTES_MAX,
             timeout_s=TIMEOUT_S,
+            spin_s=SPIN_S,
         )
 
     def close(self) -> None:
