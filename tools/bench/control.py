@@ -27,6 +27,7 @@ CARRIERS: Final = ("unix", "tcp")
 MATCH_FACTOR: Final = 1.25  # of a bare echo
 ACQUIRE_FACTOR: Final = 1.5
 TTL_MS: Final = 30_000
+AT_A_TIME: Final = 20  # requests before it is the echo's turn
 
 RECORD: Final = NamespaceRecord(
     model="bench", dtype="uint8", page_tokens=16, page_bytes=PAGE_BYTES, key_bytes=KEY_BYTES
@@ -86,6 +87,7 @@ def _match(
         lambda _: session.wire.exchange(request),
         lambda _: bare.exchange(same),
         *([through] if through else []),
+        at_a_time=AT_A_TIME,
     )
     found = [_row(f"match x{PAGES} {scheme}", ours_s, echo_s, MATCH_FACTOR)]
     if client_s:
@@ -106,13 +108,16 @@ def _acquire(scheme: str, session: Session, bare: Wire, keys: bytes, rounds: int
 
     def release(_turn: int) -> None:
         """Its time is not used: it ends the leases just taken, so that they do not pile up."""
-        leases = [decode_reply(reply).body[0] for reply in replies]
-        session.ask(Type.RELEASE, (leases, [], []))
-        replies.clear()
+        if replies:
+            leases = [decode_reply(reply).body[0] for reply in replies]
+            session.ask(Type.RELEASE, (leases, [], []))
+            replies.clear()
 
     ask(rounds)
     same = echo_request(len(requests[0]), len(replies[0]))
-    ours_s, echo_s, _ = alternate(rounds, ask, lambda _: bare.exchange(same), release)
+    ours_s, echo_s, _ = alternate(
+        rounds, ask, lambda _: bare.exchange(same), release, at_a_time=AT_A_TIME
+    )
     return [_row(f"acquire x{PAGES} {scheme}", ours_s, echo_s, ACQUIRE_FACTOR)]
 
 

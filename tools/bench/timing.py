@@ -9,19 +9,24 @@ from typing import Final, Self
 ALONE_S: Final = 0.1
 
 
-def alternate(rounds: int, *actions: Callable[[int], object]) -> list[list[float]]:
+def alternate(
+    rounds: int, *actions: Callable[[int], object], at_a_time: int = 1
+) -> list[list[float]]:
     """Run each action once a round, in turn, and time it: one list of seconds an action.
 
     Actions get the round's number. Taking turns lets a machine that slows down slow all of them;
-    every other round the order is reversed, so that none always follows the same one.
+    every other turn the order is reversed, so that none always follows the same one. With
+    `at_a_time` an action runs so many rounds before it is the next one's turn: what another process
+    answers is then not measured for how that process wakes.
     """
     times_s: list[list[float]] = [[] for _ in actions]
     numbered = list(enumerate(actions))
-    for turn in range(rounds):
-        for at, action in numbered if turn % 2 else reversed(numbered):
-            start_s = time.perf_counter()
-            action(turn)
-            times_s[at].append(time.perf_counter() - start_s)
+    for turn in range(0, rounds, at_a_time):
+        for at, action in numbered if turn // at_a_time % 2 else reversed(numbered):
+            for number in range(turn, min(turn + at_a_time, rounds)):
+                start_s = time.perf_counter()
+                action(number)
+                times_s[at].append(time.perf_counter() - start_s)
     return times_s
 
 
