@@ -10,7 +10,8 @@ from nexuskv.namespace import namespace_id
 from nexuskv.protocol import EVENT_TOPIC, VERSION, Event, ParentState, Type
 from nexuskv.types import PageStatus
 from tests.control.conftest import StartRig
-from tests.control.rig import INCARNATION, PAGE_BYTES, PATIENCE_S, Rig, chain, is_status, record
+from tests.control.raw import INCARNATION, PAGE_BYTES, PATIENCE_S, chain, is_status, record
+from tests.control.rig import Rig
 
 ID = namespace_id(record().encode())
 

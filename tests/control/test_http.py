@@ -9,7 +9,8 @@ from nexuskv.control import http as served
 from nexuskv.control.counters import COUNTERS
 from nexuskv.errors import ConfigError
 from tests.control.conftest import StartRig
-from tests.control.rig import PAGE_BYTES, PATIENCE_S, Rig, chain
+from tests.control.raw import PAGE_BYTES, PATIENCE_S, chain
+from tests.control.rig import Rig
 
 
 @pytest.fixture

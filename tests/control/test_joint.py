@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from nexuskv.protocol import Type
 from nexuskv.types import Kind
 from tests.control.conftest import StartRig
-from tests.control.rig import KIB, MIB, Group, RawLocal, Rig, chain
+from tests.control.raw import KIB, MIB, Group, RawLocal, chain
+from tests.control.rig import Rig
 
 PAGES_MAX = 12
 

@@ -6,7 +6,8 @@ from nexuskv.errors import ConfigError, LeaseExpired, OutOfSpace
 from nexuskv.protocol import AcquireState, Type
 from nexuskv.types import PageStatus
 from tests.control.conftest import StartRig
-from tests.control.rig import PAGE_BYTES, Rig, chain, is_status
+from tests.control.raw import PAGE_BYTES, chain, is_status
+from tests.control.rig import Rig
 
 STORED, NO_SPACE = PageStatus.STORED, PageStatus.NO_SPACE
 POOL_PAGES = 64

@@ -10,7 +10,7 @@ from nexuskv.clock import ManualClock
 from nexuskv.control.counters import Counters
 from nexuskv.control.loop import READ, Loop
 from nexuskv.errors import TransferTimeout, Unavailable
-from tests.control.rig import PATIENCE_S
+from tests.control.raw import PATIENCE_S
 
 
 @pytest.fixture

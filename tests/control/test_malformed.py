@@ -23,7 +23,8 @@ from nexuskv.protocol import (
     request_id_of,
 )
 from tests.control.conftest import StartRig
-from tests.control.rig import KIB, Closed, Raw, RawLocal, Rig, chain, length_of, refusal
+from tests.control.raw import KIB, Closed, Raw, RawLocal, chain, length_of, refusal
+from tests.control.rig import Rig
 
 CARRIERS = pytest.mark.parametrize("carrier", ["local", "remote"])
 

@@ -10,7 +10,8 @@ from nexuskv.namespace import namespace_id
 from nexuskv.protocol import Type
 from nexuskv.types import Descriptor
 from tests.control.conftest import StartRig
-from tests.control.rig import PAGE_BYTES, RawLocal, Rig, chain, record
+from tests.control.raw import PAGE_BYTES, RawLocal, chain, record
+from tests.control.rig import Rig
 
 NAMESPACE_ID = namespace_id(record().encode())
 

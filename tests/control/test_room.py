@@ -9,7 +9,8 @@ import pytest
 from nexuskv.protocol import Type
 from nexuskv.types import PageStatus
 from tests.control.conftest import StartRig
-from tests.control.rig import KIB, MIB, PAGE_BYTES, RawLocal, Rig, chain, is_status
+from tests.control.raw import KIB, MIB, PAGE_BYTES, RawLocal, chain, is_status
+from tests.control.rig import Rig
 
 STORED, EXISTS, NO_SPACE = PageStatus.STORED, PageStatus.EXISTS, PageStatus.NO_SPACE
 POOL_PAGES = 64

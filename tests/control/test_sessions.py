@@ -15,7 +15,8 @@ from nexuskv.errors import (
 from nexuskv.protocol import Type
 from nexuskv.types import PageStatus
 from tests.control.conftest import StartRig
-from tests.control.rig import MIB, Closed, Rig, chain, is_status, record, refusal
+from tests.control.raw import MIB, Closed, chain, is_status, record, refusal
+from tests.control.rig import Rig
 
 CARRIERS = pytest.mark.parametrize("carrier", ["local", "remote"])
 

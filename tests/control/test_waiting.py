@@ -6,7 +6,8 @@ from nexuskv.errors import ConfigError
 from nexuskv.protocol import AcquireState, Type, encode
 from nexuskv.types import PageStatus
 from tests.control.conftest import StartRig
-from tests.control.rig import PAGE_BYTES, Group, RawLocal, Rig, chain, is_status
+from tests.control.raw import PAGE_BYTES, Group, RawLocal, chain, is_status
+from tests.control.rig import Rig
 
 MORE, COMPLETE = AcquireState.MORE, AcquireState.COMPLETE
 DEADLINE, ABORTED = AcquireState.DEADLINE, AcquireState.ABORTED

@@ -12,7 +12,8 @@ from nexuskv.errors import ConfigError, LeaseExpired, OutOfSpace
 from nexuskv.protocol import ALL_RESERVATIONS, Type, encode
 from nexuskv.types import PageStatus
 from tests.control.conftest import StartRig
-from tests.control.rig import PAGE_BYTES, PATIENCE_S, Rig, chain, is_status, refusal
+from tests.control.raw import PAGE_BYTES, PATIENCE_S, chain, is_status, refusal
+from tests.control.rig import Rig
 
 STORED, EXISTS, MISS = PageStatus.STORED, PageStatus.EXISTS, PageStatus.MISS
 NO_SPACE, DROPPED = PageStatus.NO_SPACE, PageStatus.DROPPED

@@ -13,7 +13,7 @@ import pytest
 
 from nexuskv.protocol import AcquireState, Type
 from nexuskv.tools.daemon_process import START_TIMEOUT_S, DaemonProcess
-from tests.control.rig import RawLocal, chain
+from tests.control.raw import RawLocal, chain
 
 pytestmark = pytest.mark.e2e
 
