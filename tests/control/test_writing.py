@@ -20,7 +20,7 @@ NO_SPACE, DROPPED = PageStatus.NO_SPACE, PageStatus.DROPPED
 
 WRITER = """
 import os, sys
-from tests.control.rig import RawLocal, chain
+from tests.control.raw import RawLocal, chain
 client = RawLocal(sys.argv[1])
 client.hello()
 reservation, statuses, _ = client.reserve(client.open(), chain(sys.argv[2], int(sys.argv[3])))
@@ -437,7 +437,7 @@ def test_a_connection_inherited_by_a_child_may_not_write_after_its_process(rig: 
     path = rig.control.urls[0].removeprefix("unix://")
     script = (
         "import os, sys\n"
-        "from tests.control.rig import RawLocal, chain, refusal\n"
+        "from tests.control.raw import RawLocal, chain, refusal\n"
         "client = RawLocal(sys.argv[1]); client.hello(); space = client.open()\n"
         "child = os.fork()\n"
         "if child: os._exit(0)\n"
