@@ -93,6 +93,7 @@ class Control:
             native=native,
             urls=lambda: self.urls,
             http=lambda: self.http_address,
+            events=lambda: self._events.address,
         )
         room = Room(
             config=config,

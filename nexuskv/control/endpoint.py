@@ -1,4 +1,4 @@
-"""Addresses of zmq sockets: which may be bound, and which port was picked."""
+"""Addresses on the network: which may be bound, and which port was picked."""
 
 import ipaddress
 from typing import TYPE_CHECKING

@@ -1,18 +1,31 @@
-"""/metrics (Prometheus text) and /healthz on an optional port, loopback by default.
+"""/metrics (Prometheus text) and /healthz on an optional port, loopback only.
 
 The standard library's server in a thread of its own; it asks the control loop for everything, so
 a loop that does not turn shows as unhealthy.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from nexuskv.control.endpoint import check_loopback
 from nexuskv.errors import ConfigError, NexusError
 
+_LOG = logging.getLogger("nexuskv.control")
 _ANSWER_TIMEOUT_S = 2.0
 _REQUEST_TIMEOUT_S = 5.0
 _STOP_POLL_S = 0.1  # how often the server looks whether it shall stop
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers in threads that end with the process."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A scraper that hangs up is no news either."""
+        _LOG.debug("a request of %s broke off", client_address, exc_info=True)
 
 
 class HttpServer:
@@ -26,7 +39,7 @@ class HttpServer:
             metrics: renders all metrics within the seconds given, or raises NexusError.
 
         Raises:
-            ConfigError: a bad address, or one that cannot be bound.
+            ConfigError: a bad address, one that others could reach, or that cannot be bound.
         """
         host, _, port = address.rpartition(":")
         if not port.isdecimal() or not port.isascii() or int(port) > 65535:
@@ -36,24 +49,29 @@ class HttpServer:
             timeout = _REQUEST_TIMEOUT_S
 
             def do_GET(self) -> None:
+                self.wfile.write(self._head())
+
+            def do_HEAD(self) -> None:
+                self._head()
+
+            def _head(self) -> bytes:
+                """Send the status and headers; the body that a GET gets."""
                 status, text = _answer(self.path, metrics)
                 body = text.encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                return body
 
             def log_message(self, format: str, *args: object) -> None:
                 """Scrapes are no news."""
 
+        check_loopback(f"tcp://{host or '127.0.0.1'}:{port}")
         try:
-            self._server = ThreadingHTTPServer(
-                (host.strip("[]") or "127.0.0.1", int(port)), Handler
-            )
+            self._server = _Server((host.strip("[]") or "127.0.0.1", int(port)), Handler)
         except OSError as exc:
             raise ConfigError(f"cannot listen on http address {address!r}: {exc}") from exc
-        self._server.daemon_threads = True
         self.address = f"{self._server.server_address[0]!s}:{self._server.server_address[1]}"
         self._thread = threading.Thread(
             target=self._server.serve_forever,

@@ -139,6 +139,6 @@ def _namespace_row(namespace: Namespace) -> Row:
         tree.fragment_count,
         tree.epoch,
         namespace.opened_by,
-        namespace.match_pages,
-        namespace.match_hits,
+        namespace.asked_pages,
+        namespace.hit_pages,
     )

@@ -29,6 +29,7 @@ class Metrics:
         native: str,
         urls: Callable[[], list[str]],
         http: Callable[[], str],
+        events: Callable[[], str],
     ) -> None:
         self._clock = clock
         self._counters = counters
@@ -40,6 +41,7 @@ class Metrics:
         self._native = native
         self._urls = urls
         self._http = http
+        self._events = events
         self._started_s = clock.now()
 
     def gauges(self) -> dict[str, int]:
@@ -70,6 +72,7 @@ class Metrics:
             "native": self._native,
             "urls": self._urls(),
             "http": self._http(),
+            "events": self._events(),
             "uptime_s": self._clock.now() - self._started_s,
             "gauges": self.gauges(),
             "counters": self._counters.snapshot(),

@@ -21,8 +21,8 @@ class Namespace:
     key_bytes: int
     opened_by: int = 0  # sessions that hold a number for it
     reserved_count: int = 0  # slots lent for its pages and not yet committed or given back
-    match_pages: int = 0
-    match_hits: int = 0
+    asked_pages: int = 0  # by matches, and by acquires that take a lease
+    hit_pages: int = 0
 
     @property
     def used_bytes(self) -> int:

@@ -86,6 +86,10 @@ class Reading:
             hits = len(slots)
         self._counters.add("acquire_pages", asked)
         self._counters.add("acquire_hits", hits)
+        if not lease_id:
+            for chain in held:
+                chain.namespace.asked_pages += len(chain.slots)
+                chain.namespace.hit_pages += len(chain.slots) - chain.slots.count(ABSENT)
         # Request id 0 wants no reply, so there is nothing to wait with.
         waits = wait_ms > 0 and hits < asked and request_id != 0
         if hits or waits or lease_id:
@@ -200,8 +204,8 @@ class Reading:
             namespace.tree.find(keys[end - count * namespace.key_bytes : end])
 
     def _count_match(self, namespace: Namespace, asked: int, found: int) -> None:
-        namespace.match_pages += asked
-        namespace.match_hits += found
+        namespace.asked_pages += asked
+        namespace.hit_pages += found
         self._counters.add("match_pages", asked)
         self._counters.add("match_hits", found)
 

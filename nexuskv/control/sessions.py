@@ -5,6 +5,7 @@ through a pidfd: slots it held when its session ended stay in quarantine until i
 because a closed socket does not prove that nothing writes any more.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from nexuskv.control.loop import READ, Loop
 from nexuskv.control.namespaces import Namespace
 from nexuskv.errors import ConfigError, LeaseExpired, OutOfSpace
 from nexuskv.tiers.host import HostTier, SlotArray
+
+_LOG = logging.getLogger("nexuskv.control")
 
 
 @dataclass(slots=True)
@@ -176,6 +179,11 @@ class Sessions:
                 self._tier.quarantine(slots)
                 process.quarantined.append(slots)
                 self._counters.add("quarantined_slots", len(slots))
+                _LOG.warning(
+                    "process %d hung up while it may still write: %d slots wait for its end",
+                    process.pid,
+                    len(slots),
+                )
         self._forget_if_idle(process)
 
     def close(self) -> None:

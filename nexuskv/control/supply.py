@@ -43,11 +43,11 @@ class Supply:
         self._busy = False
         if result.error is None:
             self._tier.chunk_populated(result.chunk_index)
+            on_first, self._on_first = self._on_first, None
+            if on_first is not None:
+                on_first()
         else:
             self._tier.chunk_failed(result.chunk_index)
             if self._tier.failed_chunks == 1:
                 _LOG.error("chunk %d has no memory: %s", result.chunk_index, result.error)
             self._counters.add("chunks_failed")
-        on_first, self._on_first = self._on_first, None
-        if on_first is not None:
-            on_first()

@@ -72,3 +72,16 @@ def test_a_bad_address_is_refused(start_rig: StartRig, address: str) -> None:
 def test_a_taken_address_is_refused_with_its_name(start_rig: StartRig, rig: Rig) -> None:
     with pytest.raises(ConfigError, match=rig.control.http_address):
         start_rig(http=rig.control.http_address)
+
+
+def test_head_gets_the_status_and_no_body(rig: Rig) -> None:
+    connection = http.client.HTTPConnection(rig.control.http_address, timeout=PATIENCE_S)
+    connection.request("HEAD", "/healthz")
+    reply = connection.getresponse()
+    assert (reply.status, reply.read()) == (200, b"")
+    connection.close()
+
+
+def test_an_address_that_others_could_reach_is_refused(start_rig: StartRig) -> None:
+    with pytest.raises(ConfigError, match="loopback"):
+        start_rig(http="0.0.0.0:0")
