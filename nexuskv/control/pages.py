@@ -6,7 +6,7 @@ the index while leased stays where it is, unlinked, until its last lease ends.
 
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Pages:
 
     def lease(
         self,
-        slots: "array[int]",
+        slots: Iterable[int],
         *,
         tenant: str,
         request_id: bytes,

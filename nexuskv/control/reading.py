@@ -1,13 +1,14 @@
 """match, acquire, renew and release: the way of a get."""
 
-from array import array
 from collections.abc import Sequence
 from contextlib import suppress
+
+import numpy as np
 
 from nexuskv.clock import Clock
 from nexuskv.config import Config
 from nexuskv.control.counters import Counters
-from nexuskv.control.joint import Held, has_holes, joint_tokens, leading, pages_needed
+from nexuskv.control.joint import Held, joint_tokens, leading, pages_needed
 from nexuskv.control.namespaces import Namespace
 from nexuskv.control.pages import Pages, as_slots
 from nexuskv.control.peer import Peer
@@ -17,6 +18,7 @@ from nexuskv.control.waiting import Waiter, Waiting
 from nexuskv.errors import ConfigError, LeaseExpired
 from nexuskv.index.tree import ABSENT
 from nexuskv.protocol import REQUEST_ID_BYTES_MAX, AcquireState
+from nexuskv.tiers.host import SlotArray
 from nexuskv.types import Kind
 
 Chain = tuple[Namespace, bytes]
@@ -79,17 +81,16 @@ class Reading:
             )
         chains = self._chains(session, chains_raw)
         held = [Held(namespace, namespace.tree.find(keys)) for namespace, keys in chains]
-        slots = held[0].slots if len(held) == 1 else _joined(held)
-        asked, hits = len(slots), len(slots)
-        if has_holes(slots):
-            slots = array("I", [slot for slot in slots if slot != ABSENT])
-            hits = len(slots)
+        places = [as_slots(chain.slots) for chain in held]
+        slots = places[0] if len(places) == 1 else np.concatenate(places)
+        present = slots != ABSENT
+        asked, hits = len(slots), int(np.count_nonzero(present))
+        if hits < asked:
+            slots = slots[present]
         self._counters.add("acquire_pages", asked)
         self._counters.add("acquire_hits", hits)
         if not lease_id:
-            for chain in held:
-                chain.namespace.asked_pages += len(chain.slots)
-                chain.namespace.hit_pages += len(chain.slots) - chain.slots.count(ABSENT)
+            _count_use(held, places)
         # Request id 0 wants no reply, so there is nothing to wait with.
         waits = wait_ms > 0 and hits < asked and request_id != 0
         if hits or waits or lease_id:
@@ -117,10 +118,10 @@ class Reading:
                 chains,
             )
         descriptors = self._pages.tier.descriptors
-        tokens, rows = _joint_rows(held)
+        tokens, rows = _joint_rows(held, whole=hits == asked)
         runs = [
-            (index, 0, descriptors(as_slots(chain.slots), chain.namespace.page_bytes), b"")
-            for index, chain in enumerate(held)
+            (index, 0, descriptors(at, chain.namespace.page_bytes), b"")
+            for index, (chain, at) in enumerate(zip(held, places, strict=True))
         ]
         return lease_id, int(state), tokens, rows, runs
 
@@ -215,16 +216,17 @@ def _match_row(count: int) -> Reply:
     return count, (count, 0), 0
 
 
-def _joint_rows(held: Sequence[Held]) -> tuple[int, list[Reply]]:
+def _count_use(held: Sequence[Held], places: Sequence[SlotArray]) -> None:
+    """Add what an acquire asked for and found to the namespaces' numbers."""
+    for chain, at in zip(held, places, strict=True):
+        chain.namespace.asked_pages += len(at)
+        chain.namespace.hit_pages += int(np.count_nonzero(at != ABSENT))
+
+
+def _joint_rows(held: Sequence[Held], *, whole: bool) -> tuple[int, list[Reply]]:
+    """The joint hit; `whole` says that every page is held."""
     if len(held) == 1 and held[0].namespace.record.kind is Kind.ATTENTION:
-        count = leading(held[0].slots)
+        count = len(held[0].slots) if whole else leading(held[0].slots)
         return count * held[0].page_tokens, [_match_row(count)]
     tokens = joint_tokens(held)
     return tokens, [_match_row(pages_needed(chain.namespace, tokens)) for chain in held]
-
-
-def _joined(held: Sequence[Held]) -> "array[int]":
-    slots = array("I")
-    for chain in held:
-        slots.extend(chain.slots)
-    return slots

@@ -86,6 +86,32 @@ def test_page_ls_wants_one_namespace_for_a_prefix(
     with store() as opened:
         _store_chain(opened)
     assert main(["page", "ls", "--namespace", "zz", "--url", daemon.url]) == WRONG_USAGE
+    assert "no namespace's id starts with 'zz'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["tree", "page ls", "lease ls"])
+def test_an_empty_list_says_none_on_stderr(
+    words: str, daemon: DaemonProcess, capsys: Capture
+) -> None:
+    assert main([*words.split(), "--url", daemon.url]) == OK
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "nexuskv: none\n")
+
+
+def test_lease_ls_says_how_many_seconds_are_left(
+    daemon: DaemonProcess, store: Callable[[], Store], capsys: Capture
+) -> None:
+    with store() as opened:
+        _store_chain(opened)
+        space = opened.namespace(
+            model="m", dtype="uint8", page_tokens=16, page_bytes=4096, key_bytes=8
+        )
+        with opened.acquire([(space, KEYS)], request_id=b"r", ttl_s=500):
+            rows = _json(capsys, daemon, "lease", "ls")["rows"]
+    assert isinstance(rows, list)
+    (lease,) = rows
+    assert 0 < lease["left_s"] <= 500 + Config().lease_margin_s
+    assert lease["left_s"] < lease["expires_s"]
 
 
 @pytest.mark.parametrize("what", ["namespaces", "pages", "sessions", "leases", "chunks"])

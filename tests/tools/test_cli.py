@@ -34,6 +34,7 @@ def _settings(capsys: Capture, *argv: str) -> dict[str, dict[str, object]]:
         ["ping", "--count", "many"],
         ["ping", "--url", "http://nowhere"],
         ["page", "ls", "--limit", "0"],
+        ["tree", "--depth", "-1"],
         ["bench", "no-such-topic"],
         ["demo", "--seconds", "0"],
         ["demo", "--seconds", "inf"],
@@ -71,6 +72,23 @@ def test_the_url_may_come_from_the_environment(
     monkeypatch.setenv("NEXUSKV_URL", f"unix://{tmp_path}/elsewhere.sock")
     assert main(["ping"]) == NO_DAEMON
     assert "elsewhere.sock" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", ["ping", "status", "tree", "page ls", "lease ls", "session ls", "chunk ls"]
+)
+def test_a_name_given_wins_over_the_url_of_the_environment(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("NEXUSKV_URL", f"unix://{tmp_path}/elsewhere.sock")
+    assert main([*words.split(), "--name", "no-such-instance"]) == NO_DAEMON
+    assert "/no-such-instance/daemon.sock" in capsys.readouterr().err
+
+
+def test_a_url_given_wins_over_a_name_given(tmp_path: Path, capsys: Capture) -> None:
+    url = f"unix://{tmp_path}/elsewhere.sock"
+    assert main(["ping", "--name", "no-such-instance", "--url", url]) == NO_DAEMON
+    assert url in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--help", "--version"])

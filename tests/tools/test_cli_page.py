@@ -1,11 +1,13 @@
 """Every command explains itself, and docs/cli.md is what they say."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from nexuskv.config import Config
 from nexuskv.tools.cli import build_parser, commands, main
-from nexuskv.tools.commands.command import Command
+from nexuskv.tools.commands.command import SETTING_GROUPS, Command
 from nexuskv.tools.commands.page import actions_of, name, page
 
 CLI_PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -51,3 +53,9 @@ def test_every_flag_has_a_help(command: Command) -> None:
 @each_command
 def test_all_but_serve_print_json_on_demand(command: Command) -> None:
     assert command.json is (command.words != ("serve",))
+
+
+def test_each_group_of_settings_begins_with_a_setting() -> None:
+    names = [spec.name for spec in fields(Config)]
+    assert names[0] == next(iter(SETTING_GROUPS))
+    assert [name for name in names if name in SETTING_GROUPS] == list(SETTING_GROUPS)

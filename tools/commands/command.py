@@ -4,8 +4,18 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Final
 
 from nexuskv.config import Config, LoadedConfig, format_size, load_config, setting_of
+
+SETTING_GROUPS: Final = {
+    "url": "Where things are",
+    "host_memory": "Host tier",
+    "sessions_max": "Bounds of the control plane",
+    "connect_timeout_s": "Clients: read by the process that connects, without effect on a daemon",
+    "adapter_miss_s": "Engine adapters: read by the engine, without effect on a daemon",
+}
+"""The first setting of each group of `Config` → the group's title."""
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,25 +41,39 @@ class Command:
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    """`--url` and `--tenant`: which daemon, and for whom."""
-    parser.add_argument("--url", help=f"{setting_of('url').help} (or NEXUSKV_URL)")
-    parser.add_argument("--tenant", help=setting_of("tenant").help)
+    """`--url` or `--name`, and `--tenant`: which daemon, and for whom."""
+    parser.add_argument("--url", help="daemon address: unix:///path or tcp://host:port")
+    parser.add_argument("--name", help="the local instance of this name, where --url is not given")
+    parser.add_argument("--tenant", help="tenant to ask as; it filters nothing that is shown")
+
+
+def which_daemon(arguments: argparse.Namespace) -> Config:
+    """The configuration of a command that talks to a daemon; see `add_url`.
+
+    Raises:
+        ConfigError: as `settings_of`.
+    """
+    if arguments.name and arguments.url is None:
+        # Whoever names an instance means it, whatever address the environment or a file has.
+        arguments.url = ""
+    return settings_of(arguments).config
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Every setting as a flag: `host_memory` is `--host-memory`."""
+    add = parser.add_argument
     for spec in fields(Config):
+        if spec.name in SETTING_GROUPS:
+            add = parser.add_argument_group(SETTING_GROUPS[spec.name]).add_argument
         flag = "--" + spec.name.replace("_", "-")
         setting = setting_of(spec.name)
         if spec.type is bool:
-            parser.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=None, help=setting.help
-            )
+            add(flag, action=argparse.BooleanOptionalAction, default=None, help=setting.help)
         else:
             metavar = {"size": "SIZE", "s": "SECONDS", "count": "N"}.get(setting.unit, "TEXT")
             usual = shown(spec.name, spec.default)
             usual = f" (default {usual})" if spec.default != "" else ""
-            parser.add_argument(flag, metavar=metavar, help=f"{setting.help}{usual}")
+            add(flag, metavar=metavar, help=f"{setting.help}{usual}")
 
 
 def shown(name: str, value: object) -> str:

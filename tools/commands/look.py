@@ -10,10 +10,11 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from nexuskv.clock import MonotonicClock
 from nexuskv.config import format_size
 from nexuskv.errors import ConfigError, DaemonUnreachable
-from nexuskv.tools.commands.command import Command, add_url, settings_of
-from nexuskv.tools.output import print_json, print_table
+from nexuskv.tools.commands.command import Command, add_url, which_daemon
+from nexuskv.tools.output import print_json, print_table, say
 from nexuskv.tools.rows import Row, named
 from nexuskv.tools.tree import Node, lines_of, tree_of
 
@@ -29,7 +30,7 @@ def _open(arguments: argparse.Namespace) -> "Store":
 
     # The one line that a command ends with says it; the library's warnings are for engines' logs.
     logging.getLogger("nexuskv.client").addHandler(logging.NullHandler())
-    store = connect(config=settings_of(arguments).config)
+    store = connect(config=which_daemon(arguments))
     if not store.connected:
         store.close()
         raise DaemonUnreachable(f"no daemon answers at {store.url}")
@@ -70,6 +71,8 @@ def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, obje
             yield from _flat(f"{prefix}{name}.", value)
         elif name.endswith("bytes") and isinstance(value, int):
             yield f"{prefix}{name}", f"{value} ({format_size(value)})"
+        elif isinstance(value, float):
+            yield f"{prefix}{name}", f"{value:.1f}"
         else:
             yield f"{prefix}{name}", str(value)
 
@@ -133,8 +136,8 @@ def _pages(arguments: argparse.Namespace) -> int:
             for row in _listing(store, "namespaces")
             if _hex(row["id"]).startswith(arguments.namespace)
         ]
-        if arguments.namespace and len(wanted) != 1:
-            raise ConfigError(f"{len(wanted)} namespaces have ids that start so, need exactly one")
+        if arguments.namespace:
+            _check_one(arguments.namespace, len(wanted))
         rows = [
             {"namespace": each, **row}
             for each in wanted
@@ -142,6 +145,30 @@ def _pages(arguments: argparse.Namespace) -> int:
         ]
     _print_list(arguments, rows[: arguments.limit])
     return 0
+
+
+def _check_one(start: str, found: int) -> None:
+    if not found:
+        raise ConfigError(f"no namespace's id starts with {start!r}")
+    if found > 1:
+        raise ConfigError(f"the ids of {found} namespaces start with {start!r}: give more of it")
+
+
+def _leases(arguments: argparse.Namespace) -> int:
+    # A daemon is reached on its own machine only, where all processes share its clock.
+    now_s = MonotonicClock().now()
+    with _open(arguments) as store:
+        rows = [
+            {**row, "left_s": _seconds(row["expires_s"]) - now_s}
+            for row in islice(_listing(store, "leases"), arguments.limit)
+        ]
+    _print_list(arguments, rows)
+    return 0
+
+
+def _seconds(value: object) -> float:
+    assert isinstance(value, float)
+    return value
 
 
 def _print_list(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
@@ -154,6 +181,8 @@ def _print_list(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
 def _print_rows(rows: Sequence[Row]) -> None:
     if rows:
         print_table(list(rows[0]), [[_cell(row[name]) for name in rows[0]] for row in rows])
+    else:
+        say("none")
 
 
 def _cell(value: object) -> object:
@@ -166,6 +195,13 @@ def _limit(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} rows; at least 1")
+    return number
+
+
+def _depth(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} levels; at least 0")
     return number
 
 
@@ -184,7 +220,7 @@ def _add_limit(parser: argparse.ArgumentParser) -> None:
 def _add_depth(parser: argparse.ArgumentParser) -> None:
     _add_limit(parser)
     parser.add_argument(
-        "--depth", type=int, default=0, metavar="N", help="levels of runs to show; 0: namespaces"
+        "--depth", type=_depth, default=0, metavar="N", help="levels of runs to show; 0: namespaces"
     )
 
 
@@ -216,7 +252,8 @@ COMMANDS: Final = (
         words=("tree",),
         help="Show the namespaces with their pages, bytes, hits and residency, and their runs.",
         example="nexuskv tree --depth 3 --limit 10000",
-        units="Counts of pages; bytes. One line of a tree is a run of pages without a branch.",
+        units="Counts of pages; bytes. One line of a tree is a run of pages without a branch. "
+        "asked and hits: pages of all matches and of the first acquire of each lease.",
         run=_tree,
         arguments=_add_depth,
     ),
@@ -232,8 +269,8 @@ COMMANDS: Final = (
         words=("lease", "ls"),
         help="List leases: who may read which number of pages for how long.",
         example="nexuskv lease ls --limit 20",
-        units="expires_s is in seconds of the daemon's clock since its machine started.",
-        run=_list_of("leases"),
+        units="left_s is in seconds from now, expires_s since the daemon's machine started.",
+        run=_leases,
         arguments=_add_limit,
     ),
     Command(
