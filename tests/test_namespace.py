@@ -1,6 +1,8 @@
 """Namespace records: the encoding is injective, readable again, and never crashes a reader."""
 
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +172,10 @@ def test_random_bytes_of_the_right_version_are_refused(raw: bytes) -> None:
 def test_a_value_out_of_bounds_is_refused_by_name(changes: dict[str, object], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         base(**changes)
+
+
+def test_the_architecture_page_lists_the_fields_in_the_order_of_the_encoding() -> None:
+    page = (Path(__file__).parents[1] / "docs/architecture.md").read_text(encoding="utf-8")
+    listed = page.split("\n`tenant`, ")[1].split("\n\n")[0]
+    names = re.findall(r"`(\w+)`", "`tenant`, " + listed)
+    assert names == [spec.name for spec in fields(NamespaceRecord)]
