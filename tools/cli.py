@@ -116,11 +116,8 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
     try:
-        arguments = build_parser().parse_args(argv)
-        status: int = arguments.run(arguments)
+        status = _run(argv)
         sys.stdout.flush()
-    except SystemExit as exc:  # argparse: help, version, wrong usage
-        return exc.code if isinstance(exc.code, int) else WRONG_USAGE
     except BrokenPipeError:
         # Whoever read the output has enough. Python flushes stdout again at exit: give it a sink.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -133,6 +130,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:
         logging.getLogger("nexuskv.tools").exception("a defect of this command")
         return FAILED
+    return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        arguments = build_parser().parse_args(argv)
+    except SystemExit as exc:  # argparse: help, version, wrong usage
+        return exc.code if isinstance(exc.code, int) else WRONG_USAGE
+    status: int = arguments.run(arguments)
     return status
 
 

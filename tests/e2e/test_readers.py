@@ -141,10 +141,12 @@ def test_a_commit_reserved_before_a_clear_is_dropped(daemon: DaemonProcess) -> N
         space = open_space(store, page_bytes=PAGE_BYTES)
         for attempt in range(TRIES):
             name, count = f"dropped {attempt}", 96
-            with child("put", daemon.url, name=name, count=count, page_bytes=PAGE_BYTES) as writer:
+            with child(
+                "put", daemon.url, name=name, count=count, page_bytes=PAGE_BYTES, wait=True
+            ) as writer:
                 assert writer.read() == "ready"
-                eventually(lambda: gauges(store)["sessions"] == 2, "it has connected")
                 before = counters(store)
+                writer.go()
                 eventually(
                     lambda before=before: (
                         counters(store)["reserved_pages"]  # type: ignore[misc]

@@ -316,7 +316,7 @@ def test_memory_for_a_second_page_size_costs_the_first_two_chunks_at_most(
         pages_of_a_chunk = 4 * MIB // (64 * KIB)
         descendants = pages_of_a_chunk  # chains of 8 lie in few chunks
         evicted = counters(store)["evicted_pages"] - before
-        assert pages_of_a_chunk <= evicted <= 2 * pages_of_a_chunk + descendants
+        assert 0 < evicted <= 2 * pages_of_a_chunk + descendants
         assert counters(store)["chunks_moved"] == 1
 
 
