@@ -125,9 +125,6 @@ class Config:
     worker_queue_max: int = _set(1024, "commands waiting for the data plane", "count", 1)
     events_backlog_max: int = _set(65536, "events kept for slow followers", "count", 1)
     inspect_rows_max: int = _set(4096, "rows of one inspect page", "count", 1)
-    busy_poll_s: float = _set(
-        0.0, "how long the daemon polls after a request before it sleeps; 0: not", "s", most=1.0
-    )
     stop_timeout_s: float = _set(10.0, "how long a clean stop may take", "s", 0.1)
     # --- client
     connect_timeout_s: float = _set(2.0, "connecting and the first exchange", "s", 0.001)

@@ -59,7 +59,7 @@ class Control:
         self._worker = worker
         self._tier = tier
         self.counters = Counters()
-        self.loop = Loop(clock, self.counters, busy_poll_s=config.busy_poll_s)
+        self.loop = Loop(clock, self.counters)
         self._carriers: list[LocalCarrier | RemoteCarrier] = []
         self._http: HttpServer | None = None
         # Ids of one run never name anything of another: they start at a random number.

@@ -42,16 +42,10 @@ class Ticker(Protocol):
 
 
 class Loop:
-    """Waits for descriptors and times; runs callbacks. One thread, except `call` and `stop`.
+    """Waits for descriptors and times; runs callbacks. One thread, except `call` and `stop`."""
 
-    For `busy_poll_s` after something happened it asks again and again instead of sleeping: waking
-    a processor can cost more than answering.
-    """
-
-    def __init__(self, clock: Clock, counters: Counters, *, busy_poll_s: float = 0.0) -> None:
+    def __init__(self, clock: Clock, counters: Counters) -> None:
         self._clock = clock
-        self._busy_poll_s = busy_poll_s
-        self._awake_until_s = 0.0
         self._counters = counters
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
@@ -154,8 +148,7 @@ class Loop:
     def _turn(self) -> None:
         self._fresh.clear()
         callbacks, fresh = self._callbacks, self._fresh
-        happened = self._epoll.poll(self._timeout_s(), _BATCH)
-        for fd, events in happened:
+        for fd, events in self._epoll.poll(self._timeout_s(), _BATCH):
             # An fd watched during this turn is a new one under a number that was closed meanwhile:
             # these events are the old one's. A pidfd must not be taken for exited by them.
             if fd in callbacks and fd not in fresh:
@@ -165,8 +158,6 @@ class Loop:
         for _ in range(len(self._soon)):
             self._soon.popleft()()
         now_s = self._clock.now()
-        if happened:
-            self._awake_until_s = now_s + self._busy_poll_s
         for ticker in self._tickers:
             due_s = ticker.next_due()
             if due_s is not None and due_s <= now_s:
@@ -175,9 +166,6 @@ class Loop:
     def _timeout_s(self) -> float:
         """How long the kernel may let us sleep."""
         if self._soon:
-            return 0
-        if self._busy_poll_s and self._clock.now() < self._awake_until_s:
-            os.sched_yield()
             return 0
         least_s = None
         for ticker in self._tickers:

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -29,35 +28,6 @@ def loop(clock: ManualClock, counters: Counters) -> Iterator[Loop]:
     loop = Loop(clock, counters)
     yield loop
     loop.close()
-
-
-def test_a_loop_that_polls_sleeps_once_nothing_has_happened_for_long(
-    clock: ManualClock, counters: Counters
-) -> None:
-    loop = Loop(clock, counters, busy_poll_s=1.0)
-    turns = [0]
-
-    def count() -> None:
-        turns[0] += 1
-
-    loop.add_drain(count)
-    thread = threading.Thread(target=loop.run, daemon=True)
-    thread.start()
-    try:
-        loop.call(lambda: None, timeout_s=PATIENCE_S)
-        deadline_s = time.monotonic() + PATIENCE_S
-        while turns[0] < 100:  # nothing more was asked of it
-            assert time.monotonic() < deadline_s
-        clock.advance(2.0)
-        seen = -1
-        while seen != turns[0]:
-            assert time.monotonic() < deadline_s
-            seen = turns[0]
-            threading.Event().wait(0.05)
-    finally:
-        loop.stop()
-        thread.join(PATIENCE_S)
-        loop.close()
 
 
 @pytest.fixture

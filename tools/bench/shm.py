@@ -27,7 +27,6 @@ from nexuskv.types import PageStatus
 POOL_BYTES: Final = 1024 * MIB
 CHUNK_BYTES: Final = 32 * MIB
 POPULATE_S: Final = 120.0
-BUSY_POLL_S: Final = 0.05  # longer than a round: such a daemon never sleeps in `polling` rows
 GIL_WAIT_S: Final = 0.005
 VIEW_FACTOR: Final = 10.0
 BATCH: Final = 32
@@ -50,9 +49,6 @@ def rows(quick: bool) -> list[Row]:
     found: list[Row] = []
     for page_bytes, targets in TARGETS.items():
         found += _with_daemon(partial(_idle, rounds=rounds, targets=targets), page_bytes, BATCH)
-    for page_bytes, targets in TARGETS.items():
-        polling = partial(_idle, rounds=rounds, targets=targets, prefix="polling ")
-        found += _with_daemon(polling, page_bytes, BATCH, busy_poll_s=BUSY_POLL_S)
     found += _with_daemon(lambda bench: [_view(bench, rounds)], MIB, BATCH)
     for page_bytes, count in BUSY_CASES:
         found += _with_daemon(lambda bench: _busy(bench, busy_rounds), page_bytes, count)
@@ -130,15 +126,9 @@ def space_of(store: Store, page_bytes: int) -> Space:
     )
 
 
-def _with_daemon(
-    measure: Callable[[_Bench], list[Row]],
-    page_bytes: int,
-    count: int,
-    *,
-    busy_poll_s: float = 0.0,
-) -> list[Row]:
+def _with_daemon(measure: Callable[[_Bench], list[Row]], page_bytes: int, count: int) -> list[Row]:
     """Run a measurement against a fresh daemon that is warm."""
-    flags = {"host_memory": POOL_BYTES, "chunk_bytes": CHUNK_BYTES, "busy_poll_s": busy_poll_s}
+    flags = {"host_memory": POOL_BYTES, "chunk_bytes": CHUNK_BYTES}
     with (
         scratch_folder("bench") as folder,
         DaemonProcess(folder, flags=flags) as daemon,
@@ -149,13 +139,7 @@ def _with_daemon(
         return measure(bench)
 
 
-def _idle(
-    bench: _Bench,
-    *,
-    rounds: int,
-    targets: tuple[float | None, float | None],
-    prefix: str = "",
-) -> list[Row]:
+def _idle(bench: _Bench, *, rounds: int, targets: tuple[float | None, float | None]) -> list[Row]:
     get_s, bare_get_s, copy_s = alternate(
         rounds,
         bench.get,
@@ -170,9 +154,9 @@ def _idle(
     )
     copy_rate = _rate(bench, copy_s)
     return [
-        _rate_row(f"{prefix}get", bench, get_s, bare_get_s, targets[0], copy_rate),
-        _rate_row(f"{prefix}put", bench, put_s, bare_put_s, targets[1], copy_rate),
-        row(f"{prefix}memcpy {bench.name}", copy_rate, "GB/s", copy_rate, physical=True),
+        _rate_row("get", bench, get_s, bare_get_s, targets[0], copy_rate),
+        _rate_row("put", bench, put_s, bare_put_s, targets[1], copy_rate),
+        row(f"memcpy {bench.name}", copy_rate, "GB/s", copy_rate, physical=True),
     ]
 
 
