@@ -53,6 +53,7 @@ class Type(IntEnum):
     STATS = 15
     INSPECT = 16
     SUBSCRIBE = 17
+    VERIFY = 18
 
 
 class ParentState(IntEnum):
@@ -148,7 +149,7 @@ SHAPES: Final[dict[Type, Shape]] = {
         (Type.PING, "payload:bytes", "payload:bytes"),
         (
             Type.ACQUIRE,
-            "chains:list request:bytes lease:u64 ttl_ms:u64 wait_ms:u64",
+            "chains:list request:bytes lease:u64 ttl_ms:u64 wait_ms:u64 load_ms:u64",
             "lease:u64 state:u64 tokens:u64 matches:list runs:list",
         ),
         (Type.RENEW, "lease:u64 ttl_ms:u64", "ttl_ms:u64"),
@@ -175,6 +176,7 @@ SHAPES: Final[dict[Type, Shape]] = {
             "rows:list cursor:bytes incarnation:bytes sequence:u64",
         ),
         (Type.SUBSCRIBE, "", "address:text incarnation:bytes sequence:u64"),
+        (Type.VERIFY, "namespace_id:bytes keys:bytes tier:text", "statuses:bytes"),
     )
 }
 

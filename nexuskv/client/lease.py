@@ -190,7 +190,7 @@ def acquire(
             sent_s = process.clock.now()
             lease_id, state, tokens, rows, _runs = link.call(
                 Type.ACQUIRE,
-                (numbered, request_id, 0, as_ms(ttl_s), 0),
+                (numbered, request_id, 0, as_ms(ttl_s), 0, 0),
                 deadline_s=deadline_s,
                 riders=process.releases.frames_for(link),
                 riders_first=True,

@@ -147,7 +147,7 @@ class Reader:
         with translating({ConfigError: Refused}):
             body = link.call(
                 Type.ACQUIRE,
-                ((chain,), claim.request_id, held, as_ms(ttl_s), int(wait_s * 1000)),
+                ((chain,), claim.request_id, held, as_ms(ttl_s), int(wait_s * 1000), 0),
                 deadline_s=self._deadline_s,
                 riders=process.releases.frames_for(link),
                 riders_first=claim.named,

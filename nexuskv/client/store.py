@@ -274,7 +274,7 @@ class Store:
                 for start, stop in self._spans(identity, keys):
                     body = link.call(
                         Type.ACQUIRE,
-                        (((number, keys[start:stop]),), process.new_request_id(), 0, ttl_ms, 0),
+                        (((number, keys[start:stop]),), process.new_request_id(), 0, ttl_ms, 0, 0),
                         deadline_s=deadline_s,
                         riders=process.releases.frames_for(link),
                     )

@@ -138,7 +138,7 @@ class View:
         keys = self._keys[start * size : stop * size]
         body = link.call(
             Type.ACQUIRE,
-            (((number, keys),), process.new_request_id(), 0, as_ms(ttl_s), 0),
+            (((number, keys),), process.new_request_id(), 0, as_ms(ttl_s), 0, 0),
             deadline_s=deadline_s,
             riders=process.releases.frames_for(link),
         )

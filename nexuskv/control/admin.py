@@ -12,7 +12,7 @@ from nexuskv.control.pages import Pages
 from nexuskv.control.room import Room
 from nexuskv.control.sessions import Session
 from nexuskv.control.waiting import Waiting
-from nexuskv.errors import ConfigError
+from nexuskv.errors import ConfigError, Unavailable
 from nexuskv.index.tree import ABSENT
 
 Reply = tuple[object, ...]
@@ -117,6 +117,10 @@ class Admin:
     def subscribe(self, _session: Session, _body: list[object]) -> Reply:
         """Where events can be had."""
         return self._events.address, self._incarnation, self._events.sequence
+
+    def verify(self, _session: Session, _body: list[object]) -> Reply:
+        """Check pages where they lie."""
+        raise Unavailable("this daemon's data plane cannot check pages on request")
 
     def _pages_of(self, session: Session, number: object, keys: object) -> tuple[Namespace, bytes]:
         assert isinstance(keys, bytes)

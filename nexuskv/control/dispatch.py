@@ -62,6 +62,7 @@ class Dispatcher:
             Type.STATS: admin.stats,
             Type.INSPECT: admin.inspect,
             Type.SUBSCRIBE: admin.subscribe,
+            Type.VERIFY: admin.verify,
         }
 
     def handle(self, peer: Peer, payload: memoryview) -> None:

@@ -65,10 +65,11 @@ class Reading:
 
     def acquire(self, session: Session, body: list[object], peer: Peer, request_id: int) -> Reply:
         """Lease what is held; arrange for the rest to follow when the caller waits."""
-        chains_raw, request, lease_id, ttl_ms, wait_ms = body
+        chains_raw, request, lease_id, ttl_ms, wait_ms, load_ms = body
         assert isinstance(request, bytes)
         assert isinstance(lease_id, int)
         assert isinstance(wait_ms, int)
+        assert isinstance(load_ms, int)
         if not 1 <= len(request) <= REQUEST_ID_BYTES_MAX:
             raise ConfigError(
                 f"an acquire's request id has 1-{REQUEST_ID_BYTES_MAX} bytes, got {len(request)}"

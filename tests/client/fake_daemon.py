@@ -223,7 +223,13 @@ class FakeDaemon:
         return b"".join(EMPTY if page is None else self._descriptor(page) for page in found)
 
     def _acquire(
-        self, chains: list[tuple[int, bytes]], request: bytes, lease: int, ttl: int, wait: int
+        self,
+        chains: list[tuple[int, bytes]],
+        request: bytes,
+        lease: int,
+        ttl: int,
+        wait: int,
+        load: int,
     ) -> list[object]:
         if lease and lease not in self.leases.values():
             raise LeaseExpired(f"lease {lease} is unknown")

@@ -151,9 +151,11 @@ class Raw:
         lease: int = 0,
         ttl_ms: int = 10_000,
         wait_ms: int = 0,
+        load_ms: int = 0,
     ) -> "Group":
         """The first reply to an acquire of one chain."""
-        body = self.call(Type.ACQUIRE, [[space, b"".join(keys)]], request, lease, ttl_ms, wait_ms)
+        chains = [[space, b"".join(keys)]]
+        body = self.call(Type.ACQUIRE, chains, request, lease, ttl_ms, wait_ms, load_ms)
         return Group(body)
 
     def group(self) -> "Group":

@@ -64,7 +64,7 @@ def test_the_joint_hit_is_the_longest_that_every_kind_can_serve(roomy: Rig) -> N
         counts = [needed(*each[:3], longest) for each in drawn]
         tokens, rows = client.call(Type.MATCH, asked)
         assert (tokens, [row[0] for row in rows]) == (longest, counts)
-        group = Group(client.call(Type.ACQUIRE, asked, b"request", 0, 1000, 0))
+        group = Group(client.call(Type.ACQUIRE, asked, b"request", 0, 1000, 0, 0))
         assert (group.tokens, group.counts) == (longest, counts)
         for at, (_, _, _, held) in enumerate(drawn):
             assert sorted(group.pages(at)) == [page for page, there in enumerate(held) if there]

@@ -107,7 +107,7 @@ def test_a_malformed_frame_loses_its_session_what_it_reserved_and_no_lease(
 @CARRIERS
 def test_random_bytes_never_disturb_the_daemon(rig: Rig, carrier: str) -> None:
     bystander = rig.local()
-    known = encode(Type.ACQUIRE, 9, ([[0, b"k" * 64]], b"r", 0, 1000, 0))
+    known = encode(Type.ACQUIRE, 9, ([[0, b"k" * 64]], b"r", 0, 1000, 0, 0))
 
     @given(
         st.one_of(
@@ -249,7 +249,9 @@ def test_request_id_0_gets_no_answer_not_even_an_error(rig: Rig, carrier: str) -
 def test_an_acquire_with_request_id_0_does_not_wait(rig: Rig) -> None:
     client = rig.local()
     space = client.open()
-    client.send_frame(encode(Type.ACQUIRE, 0, ([[space, chain("a", 1)[0]]], b"r", 0, 1000, 60_000)))
+    client.send_frame(
+        encode(Type.ACQUIRE, 0, ([[space, chain("a", 1)[0]]], b"r", 0, 1000, 60_000, 0))
+    )
     assert client.gauge("acquires_waiting") == 0
 
 

@@ -188,6 +188,7 @@ def test_releasing_what_was_never_streamed_makes_no_room(narrow: Rig) -> None:
         0,
         10_000,
         60_000,
+        0,
     )
     lease = Group(body).lease
     writer.put(theirs, keys)
@@ -265,7 +266,7 @@ def test_chains_of_several_namespaces_are_waited_for_together(rig: Rig) -> None:
     theirs = [writer.open(model=name) for name in "xy"]
     keys = chain("a", 2)
     body = reader.call(
-        Type.ACQUIRE, [[n, b"".join(keys)] for n in mine], b"request", 0, 10_000, 60_000
+        Type.ACQUIRE, [[n, b"".join(keys)] for n in mine], b"request", 0, 10_000, 60_000, 0
     )
     assert Group(body).state is MORE
     for number in theirs:

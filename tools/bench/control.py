@@ -98,7 +98,7 @@ def _match(
 def _acquire(scheme: str, session: Session, bare: Wire, keys: bytes, rounds: int) -> list[Row]:
     chains = [(session.namespace, keys)]
     requests = [
-        encode(Type.ACQUIRE, 1, (chains, turn.to_bytes(8, "little"), 0, TTL_MS, 0))
+        encode(Type.ACQUIRE, 1, (chains, turn.to_bytes(8, "little"), 0, TTL_MS, 0, 0))
         for turn in range(rounds + 1)
     ]
     replies: list[bytes] = []
