@@ -26,6 +26,9 @@ from nexuskv.protocol import LENGTH, prefixed
 LOCAL: Final = "unix://"
 REMOTE: Final = "tcp://"
 
+ARRIVED_BYTES_MAX: Final = 256 * 1024
+"""What is looked at for frames that have come already: descriptors of thousands of pages."""
+
 
 class Carrier(Protocol):
     """One connection to a daemon."""
@@ -40,6 +43,10 @@ class Carrier(Protocol):
             TransferFailed: the connection broke.
             ProtocolError: the reply is longer than a message may be.
         """
+        ...
+
+    def arrived(self) -> list[bytes]:
+        """Frames that have come already, whole ones alone. Waits for nothing, never raises."""
         ...
 
     def tell(self, frame: bytes) -> None:
@@ -123,6 +130,17 @@ class LocalCarrier:
         except ValueError as exc:
             raise ProtocolError(str(exc)) from exc
 
+    def arrived(self) -> list[bytes]:
+        """See `Carrier.arrived`."""
+        try:
+            seen = self._socket.recv(ARRIVED_BYTES_MAX, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            frames, size_bytes = _whole_frames(seen)
+            if size_bytes:
+                self._socket.recv(size_bytes, socket.MSG_DONTWAIT)  # as many as were just seen
+        except OSError:
+            return []  # nothing has come, or the next exchange says what is wrong
+        return frames
+
     def tell(self, frame: bytes) -> None:
         """See `Carrier.tell`."""
         with suppress(OSError):
@@ -167,6 +185,17 @@ class RemoteCarrier:
             raise TransferFailed(f"the connection to the daemon broke: {exc}") from exc
         return self._received.popleft()
 
+    def arrived(self) -> list[bytes]:
+        """See `Carrier.arrived`."""
+        import zmq
+
+        with suppress(zmq.ZMQError):
+            while True:
+                self._received.extend(self._socket.recv_multipart(flags=zmq.NOBLOCK))
+        frames = list(self._received)
+        self._received.clear()
+        return frames
+
     def tell(self, frame: bytes) -> None:
         """See `Carrier.tell`."""
         import zmq
@@ -177,3 +206,17 @@ class RemoteCarrier:
     def close(self) -> None:
         """See `Carrier.close`."""
         self._network.give_back(self._socket)
+
+
+def _whole_frames(data: bytes) -> tuple[list[bytes], int]:
+    """The frames that are whole in `data`, and the bytes they take with their lengths."""
+    frames: list[bytes] = []
+    end = 0
+    while len(data) - end >= LENGTH.size:
+        start = end + LENGTH.size
+        (size_bytes,) = LENGTH.unpack_from(data, end)
+        if start + size_bytes > len(data):
+            break
+        frames.append(data[start : start + size_bytes])
+        end = start + size_bytes
+    return frames, end

@@ -9,10 +9,18 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from nexuskv.client.acquiring import Claim
 from nexuskv.client.answers import as_statuses, state_of
 from nexuskv.client.batches import check_duration, check_memory
-from nexuskv.client.matching import Chain, check_chains, nothing, number_chains, read_matches
-from nexuskv.client.reading import Claim, Reader
+from nexuskv.client.matching import (
+    Chain,
+    check_chains,
+    in_host_memory,
+    nothing,
+    number_chains,
+    read_matches,
+)
+from nexuskv.client.reading import Reader
 from nexuskv.client.terms import Term, as_ms, granted_ttl_s
 from nexuskv.dataplane.batch import Regions
 from nexuskv.errors import ConfigError, ProtocolError, Refused, Unavailable, translating
@@ -24,13 +32,18 @@ if TYPE_CHECKING:
     from nexuskv.client.space import Space
     from nexuskv.client.store import Store
 
-TOKEN_VERSION: Final = 0
+TOKEN_VERSION: Final = 1
 _NO_RUN: Final = bytes(INCARNATION_BYTES)  # of a lease that no daemon was asked for
-_TOKEN: Final = struct.Struct(f"<B{INCARNATION_BYTES}sQddd")
+_TOKEN: Final = struct.Struct(f"<BB{INCARNATION_BYTES}sQddd")
+_MAY_LOAD: Final = 1  # its gets bring pages into host memory
+_HAS_FAR: Final = 2  # some of the chain was not there when it was taken
 
 
 class Lease:
-    """Pages held for a while. Falsy when nothing is leased yet, or there is no daemon.
+    """Pages held for a while. Falsy when there is nothing to read, or no daemon.
+
+    Only pages in host memory can be leased at once. Those that are elsewhere are brought there, and
+    leased, by `get`; until then they may go, which is a miss.
 
     Attributes:
         request_id: the caller's name for this lease.
@@ -47,16 +60,25 @@ class Lease:
         matched: MatchAll,
         *,
         wait_until_s: float,
+        load: bool,
+        far: bool,
     ) -> None:
         self._store = store
         self._term = term
         self._wait_until_s = wait_until_s
+        self._load = load
+        self._far = far and load
         self.request_id = request_id
         self.token_count: int = matched.token_count
         self.matches: tuple[Match, ...] = matched.matches
         self.state: AcquireState | None = None
 
     def __bool__(self) -> bool:
+        return self._taken or self._far
+
+    @property
+    def _taken(self) -> bool:
+        """Whether the daemon holds pages under this lease."""
         return self._term.lease_id != 0
 
     def __enter__(self) -> Self:
@@ -73,7 +95,7 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether the lease certainly holds now."""
-        return bool(self) and self._term.held_at(self._store.process.clock.now())
+        return self._taken and self._term.held_at(self._store.process.clock.now())
 
     @property
     def token(self) -> bytes:
@@ -84,7 +106,13 @@ class Lease:
         left_s = max(0.0, self._wait_until_s - self._store.process.clock.now())
         term = self._term
         head = _TOKEN.pack(
-            TOKEN_VERSION, term.incarnation, term.lease_id, term.ttl_s, self._wait_until_s, left_s
+            TOKEN_VERSION,
+            _MAY_LOAD * self._load + _HAS_FAR * self._far,
+            term.incarnation,
+            term.lease_id,
+            term.ttl_s,
+            self._wait_until_s,
+            left_s,
         )
         return head + self.request_id
 
@@ -93,8 +121,10 @@ class Lease:
     ) -> list[PageStatus]:
         """Copy pages of a chain under this lease, group by group as they arrive.
 
-        Waits for missing ones as long as `wait_s` of the acquire is not over. The lease is kept,
-        and its time begins anew. Once it has ended, all pages are STALE.
+        Pages that are not in host memory are loaded, unless the acquire said not to, for at most
+        `transfer_timeout_s`; missing ones are waited for as long as `wait_s` of the acquire is not
+        over. The lease is kept, and its time begins anew; of pages that came later than at once it
+        keeps those of the last group. Once it has ended, all pages are STALE.
 
         Raises:
             ConfigError: a key of a wrong length, or memory that does not fit the pages.
@@ -105,7 +135,7 @@ class Lease:
         if not keys:
             return []
         wait_s = max(0.0, self._wait_until_s - process.clock.now())
-        reader = Reader(process, identity, blob, into, wait_s=wait_s)
+        reader = Reader(process, identity, blob, into, wait_s=wait_s, load=self._load)
         if self._term.lost:
             return [PageStatus.STALE] * len(keys)
         if not self and not wait_s:
@@ -113,13 +143,21 @@ class Lease:
                 reader.statuses[:] = bytes([PageStatus.MISS]) * len(keys)
             process.counters.got(reader.statuses, identity.page_bytes)
             return as_statuses(reader.statuses)
+        return as_statuses(self._read(reader, waits=wait_s > 0))
+
+    def _read(self, reader: Reader, *, waits: bool) -> bytearray:
+        if not self._taken and not waits:
+            # Nothing is leased, and nobody would end a lease that this call took under the name.
+            statuses = reader.read()
+            self.state = reader.state
+            return statuses
         # Nothing was held when it was taken: the wait takes the lease, under the same request id.
-        claim = Claim(self.request_id, self._term.ttl_s, self._term if self else None)
+        claim = Claim(self.request_id, self._term.ttl_s, self._term if self._taken else None)
         statuses = reader.read(claim)
         if claim.term is not None:
             self._term = claim.term
         self.state = claim.state
-        return as_statuses(statuses)
+        return statuses
 
     def renew(self, *, ttl_s: float | None = None) -> bool:
         """Let the lease last `ttl_s` from now (None: as long as before); whether it does.
@@ -130,7 +168,7 @@ class Lease:
         process = self._store.process
         if ttl_s is not None:
             check_duration("ttl_s", ttl_s)
-        if not self or self._term.lost:
+        if not self._taken or self._term.lost:
             return False
         sent_s = process.clock.now()
         deadline_s = sent_s + process.config.request_timeout_s
@@ -156,9 +194,12 @@ class Lease:
 
     def release(self) -> None:
         """Give the pages back; carried by the next exchange. Idempotent, never raises."""
-        if self and not self._term.lost:
-            self._term.lost = True
+        if self._term.lost:
+            return
+        if self._taken:
             self._store.process.releases.release(self._term.incarnation, self._term.lease_id)
+        self._far = False
+        self._term.lost = self._taken
 
 
 def acquire(
@@ -168,8 +209,9 @@ def acquire(
     request_id: bytes,
     ttl_s: float,
     wait_s: float,
+    load: bool,
 ) -> Lease:
-    """Take a lease on what is held of the chains; an empty one when there is no daemon.
+    """Take a lease on what is in host memory of the chains; an empty one when there is no daemon.
 
     Raises:
         ConfigError: a request id of a wrong length, or more pages than one message may name.
@@ -182,13 +224,13 @@ def acquire(
     check_duration("wait_s", wait_s)
     sent_s = process.clock.now()
     deadline_s = sent_s + process.config.request_timeout_s
-    term, matched = Term(0, _NO_RUN, ttl_s=ttl_s, sent_s=sent_s), nothing(chains)
+    term, matched, far = Term(0, _NO_RUN, ttl_s=ttl_s, sent_s=sent_s), nothing(chains), False
     try:
         with process.pool.lend(deadline_s) as link, translating({ConfigError: Refused}):
             ttl_s = granted_ttl_s(link, ttl_s)
             numbered = number_chains(link, chains, deadline_s=deadline_s)
             sent_s = process.clock.now()
-            lease_id, state, tokens, rows, _runs = link.call(
+            lease_id, state, tokens, rows, runs = link.call(
                 Type.ACQUIRE,
                 (numbered, request_id, 0, as_ms(ttl_s), 0, 0),
                 deadline_s=deadline_s,
@@ -200,10 +242,14 @@ def acquire(
                 link.broken = True
                 raise ProtocolError("an acquire without a wait is to be continued")
             matched = read_matches(process, chains, tokens, rows)
+            far = any(match.page_count > match.tier_counts["host"] for match in matched.matches)
+            if far and not load:
+                matched = in_host_memory(process, chains, matched, runs)
             term = Term(lease_id, link.incarnation, ttl_s=ttl_s, sent_s=sent_s)
     except (Unavailable, Refused, ProtocolError) as exc:
         process.counters.log_once(f"acquire {type(exc).__name__}", f"nothing is leased: {exc}")
-    return Lease(store, request_id, term, matched, wait_until_s=sent_s + wait_s)
+    until_s = sent_s + wait_s
+    return Lease(store, request_id, term, matched, wait_until_s=until_s, load=load, far=far)
 
 
 def lease_of(store: "Store", token: bytes) -> Lease:
@@ -219,11 +265,19 @@ def lease_of(store: "Store", token: bytes) -> Lease:
         or len(request_id) > REQUEST_ID_BYTES_MAX
     ):
         raise ConfigError(f"{len(token)} bytes that are no lease token of version {TOKEN_VERSION}")
-    _, incarnation, lease_id, ttl_s, wait_until_s, wait_left_s = _TOKEN.unpack_from(token)
+    _, flags, incarnation, lease_id, ttl_s, wait_until_s, wait_left_s = _TOKEN.unpack_from(token)
     check_duration("ttl_s", ttl_s)
     check_duration("wait_s", wait_left_s)
     now_s = store.process.clock.now()
     # Uncertain until the first use begins the term anew, so it counts as over.
     term = Term(lease_id, incarnation, ttl_s=ttl_s, sent_s=now_s - ttl_s)
     left_s = max(0.0, min(wait_left_s, wait_until_s - now_s))
-    return Lease(store, request_id, term, MatchAll(0, ()), wait_until_s=now_s + left_s)
+    return Lease(
+        store,
+        request_id,
+        term,
+        MatchAll(0, ()),
+        wait_until_s=now_s + left_s,
+        load=bool(flags & _MAY_LOAD),
+        far=bool(flags & _HAS_FAR),
+    )

@@ -99,16 +99,18 @@ class Link:
         deadline_s: float,
         riders: Sequence[bytes] = (),
         riders_first: bool = False,
+        timeout_s: float | None = None,
     ) -> list[object]:
         """One request and its reply, in one exchange.
 
         Args:
             kind: message type.
             body: the request's fields.
-            deadline_s: on the link's clock; `request_timeout_s` bounds it as well.
+            deadline_s: on the link's clock.
             riders: frames that want no reply and ride along: behind a match or an acquire, which
                 should be answered fast, else in front, where what they give back may be needed.
             riders_first: in front in any case: for an acquire under an id whose lease they may end.
+            timeout_s: of the exchange; None is `request_timeout_s`.
 
         Returns:
             The reply's fields, their types checked.
@@ -124,13 +126,23 @@ class Link:
                 f"{self._message_bytes_max} (message_bytes_max)"
             )
         frames = [frame, *riders] if kind in _FAST and not riders_first else [*riders, frame]
-        return self._talk(kind, frames, deadline_s, self._config.request_timeout_s)
+        timeout_s = self._config.request_timeout_s if timeout_s is None else timeout_s
+        return self._talk(kind, frames, deadline_s, timeout_s)
 
     def more(
         self, kind: Type, *, deadline_s: float, wait_s: float, riders: Sequence[bytes] = ()
     ) -> list[object]:
         """The next reply to the last request; it may take `wait_s` longer than an exchange."""
         return self._talk(kind, riders, deadline_s, wait_s + self._config.request_timeout_s)
+
+    def arrived(self, kind: Type) -> list[list[object]]:
+        """Further replies to the last request that have come already. Waits for nothing."""
+        bodies: list[list[object]] = []
+        for payload in self._carrier.arrived():
+            self.broken = True
+            bodies.append(self._read(kind, payload))
+            self.broken = False
+        return bodies
 
     def number_of(self, namespace_id: bytes, record: bytes, *, deadline_s: float) -> int:
         """The session's number of a namespace, asked for once.

@@ -3,16 +3,18 @@
 A miss is a result, and so is a daemon that is away: nothing here raises for a store fault.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
+from nexuskv.client.answers import read_runs
 from nexuskv.client.batches import FRAME_BYTES
 from nexuskv.client.identity import Identity
 from nexuskv.client.link import Link
 from nexuskv.client.process import ClientProcess
 from nexuskv.errors import ConfigError, ProtocolError, Refused, Unavailable, translating
 from nexuskv.protocol import Type
-from nexuskv.types import Match, MatchAll
+from nexuskv.types import DESCRIPTOR_FORMAT, Match, MatchAll
 
 TIERS: Final = ("host", "ssd")
 
@@ -111,6 +113,45 @@ def read_matches(
             Match(page_count, dict(zip(TIERS, by_tier, strict=True)), load_us / 1e6 + copy_s)
         )
     return MatchAll(tokens, tuple(matches))
+
+
+def in_host_memory(
+    process: ClientProcess, chains: Sequence[Chain], matched: MatchAll, runs: object
+) -> MatchAll:
+    """What of an acquire's matches can be read without loading anything.
+
+    Chains count up to their first page that is not in host memory. Windows and states are not
+    counted from the start, so with one of them among the chains nothing is left.
+
+    Raises:
+        ProtocolError: a run is malformed.
+    """
+    if not all(identity.chained for identity, _ in chains):
+        return nothing(chains)
+    tokens, unit = matched.token_count, 1
+    for index, (identity, keys) in enumerate(chains):
+        there = leading(read_runs(runs, len(keys) // identity.key_bytes, index))
+        tokens = min(tokens, there * identity.record.page_tokens)
+        unit = math.lcm(unit, identity.record.page_tokens)
+    tokens -= tokens % unit
+    speed = process.counters.copy_bytes_per_s
+    counts = [(identity, tokens // identity.record.page_tokens) for identity, _ in chains]
+    matches = [
+        Match(count, {"host": count, "ssd": 0}, count * identity.page_bytes / speed)
+        for identity, count in counts
+    ]
+    return MatchAll(tokens, tuple(matches))
+
+
+def leading(runs: Sequence[tuple[int, bytes]]) -> int:
+    """Pages that are there before the first that is not, in the runs of one first reply."""
+    count = 0
+    for first, descriptors in runs:
+        for row in DESCRIPTOR_FORMAT.iter_unpack(descriptors):
+            if first != count or not row[1]:
+                return count
+            count = first = count + 1
+    return count
 
 
 def _read_row(row: object) -> tuple[int, list[int], int]:

@@ -1,21 +1,22 @@
 """A get: acquire a lease, copy and check each group of pages as it comes, give the lease back.
 
-One exchange and one native copy, whatever the number of pages (I13); with a wait, one of each more
-for every further group. Pages whose lease was not certainly held until their copy ended are stale
-(I5), pages that do not match their checksum are reported (I2). One `Reader` is one call of one
-thread.
+One exchange and one native copy, whatever the number of pages (I13), while they are in host memory;
+where some are waited for or loaded, one of each more for all groups that have come meanwhile. Pages
+whose lease was not certainly held until their copy ended are stale (I5), pages that do not match
+their checksum are reported (I2). One `Reader` is one call of one thread.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from nexuskv.client.answers import blaming, read_runs, state_of
+from nexuskv.client.acquiring import Acquire, Claim, Run, Times
+from nexuskv.client.answers import blaming
 from nexuskv.client.batches import pages_per_message, spans
 from nexuskv.client.identity import Identity
 from nexuskv.client.link import Link
 from nexuskv.client.process import ClientProcess
 from nexuskv.client.releases import Report
-from nexuskv.client.terms import Term, as_ms, granted_ttl_s
+from nexuskv.client.terms import Term
 from nexuskv.dataplane.batch import Pages, Regions
 from nexuskv.errors import (
     ConfigError,
@@ -25,7 +26,7 @@ from nexuskv.errors import (
     Unavailable,
     translating,
 )
-from nexuskv.protocol import AcquireState, Type, encode
+from nexuskv.protocol import AcquireState
 from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT, PageStatus
 
 HIT: Final = int(PageStatus.HIT)
@@ -36,21 +37,6 @@ UNAVAILABLE: Final = int(PageStatus.UNAVAILABLE)
 
 _ENDED: Final = bytes.maketrans(bytes([HIT, CORRUPT]), bytes([STALE, STALE]))
 _REFUSED: Final = bytes.maketrans(bytes([UNAVAILABLE]), bytes([STALE]))
-
-
-class Claim:
-    """The lease a get reads under: its own, or one that somebody holds already (`term` given)."""
-
-    __slots__ = ("named", "request_id", "state", "term", "ttl_s")
-
-    def __init__(
-        self, request_id: bytes, ttl_s: float, term: Term | None = None, *, named: bool = True
-    ) -> None:
-        self.request_id = request_id
-        self.named = named  # by the caller, who may have released a lease of that name just now
-        self.ttl_s = ttl_s
-        self.term = term
-        self.state: AcquireState | None = None  # of the last reply
 
 
 class Reader:
@@ -64,15 +50,17 @@ class Reader:
         into: Sequence[Regions],
         *,
         wait_s: float,
+        load: bool,
     ) -> None:
         self._process = process
         self._identity = identity
         self._keys = keys
         self._into = into
-        wait_s = min(wait_s, process.config.acquire_wait_max_s)
-        self._wait_until_s = process.clock.now() + wait_s
-        self._deadline_s = self._wait_until_s + process.config.transfer_timeout_s
+        wait_until_s = process.clock.now() + min(wait_s, process.config.acquire_wait_max_s)
+        self._deadline_s = wait_until_s + process.config.transfer_timeout_s
+        self._times = Times(self._deadline_s, wait_until_s, load)
         self.statuses = bytearray([UNAVAILABLE]) * len(into)
+        self.state: AcquireState | None = None  # how the last acquire ended
 
     def read(self, claim: Claim | None = None) -> bytearray:
         """Run the get; one status byte a page. A store fault is a status.
@@ -107,121 +95,87 @@ class Reader:
                 batch_pages=process.config.client_batch_pages,
             )
             for start, stop in spans(len(self._into), most):
-                own = claim is None
-                part = claim or Claim(
-                    process.new_request_id(), process.config.lease_ttl_s, named=False
-                )
-                self._read_span(link, number, (start, stop), part, own=own)
+                part = claim or Claim.own(process)
+                self._read_span(link, number, (start, stop), part, own=claim is None)
+                self.state = part.state
 
     def _read_span(
         self, link: Link, number: int, span: tuple[int, int], claim: Claim, *, own: bool
     ) -> None:
-        """One acquire, and everything that comes of it."""
-        process = self._process
-        body = self._acquire(link, number, span, claim)
-        term = claim.term
-        assert term is not None
-        process.terms.watch(term)
+        """One acquire, and everything that comes of it.
+
+        Pages that came later are given back once they are copied, and if the lease is this call's
+        own those that were there at once are too: what is loaded needs their room.
+        """
+        process, size = self._process, self._identity.key_bytes
+        acquire = Acquire(
+            process,
+            link,
+            (number, self._keys[span[0] * size : span[1] * size]),
+            key_bytes=size,
+            claim=claim,
+            times=self._times,
+        )
+        runs = acquire.first()
+        process.terms.watch(acquire.term)
         try:
-            self._load_runs(link, body[4], span, term)
-            while claim.state is AcquireState.MORE:
-                body = self._next_group(link, number, span, body[4], claim)
-                self._load_runs(link, body[4], span, term, before=self.statuses)
+            for run in runs:
+                self._load_run(link, run, span[0], acquire.term)
+            back = runs if own else []
+            while acquire.goes_on:
+                back = acquire.next(back)
+                self._load_later(link, back, span[0], acquire.term)
         finally:
-            process.terms.forget(term)
-            if claim.state is AcquireState.MORE:
-                link.broken = True  # further groups would arrive on it
-            if own and term.lease_id:
-                process.releases.release(term.incarnation, term.lease_id)
+            process.terms.forget(acquire.term)
+            acquire.end()
+            if own and acquire.term.lease_id:
+                process.releases.release(acquire.term.incarnation, acquire.term.lease_id)
 
-    def _acquire(
-        self, link: Link, number: int, span: tuple[int, int], claim: Claim
-    ) -> list[object]:
-        process = self._process
+    def _load_run(self, link: Link, run: Run, base: int, term: Term) -> None:
+        """Copy what one run of a first reply names."""
+        first, descriptors = run
+        start = base + first
+        stop = start + len(descriptors) // DESCRIPTOR_BYTES
+        # Nothing there is no reason to give the GIL up.
+        if descriptors.count(0) == len(descriptors):
+            self.statuses[start:stop] = bytes([MISS]) * (stop - start)
+            return
         size = self._identity.key_bytes
-        ttl_s = granted_ttl_s(link, claim.ttl_s)
-        sent_s = process.clock.now()
-        wait_s = min(max(0.0, self._wait_until_s - sent_s), link.session.limits.acquire_wait_max_s)
-        chain = (number, self._keys[span[0] * size : span[1] * size])
-        held = claim.term.lease_id if claim.term else 0
-        with translating({ConfigError: Refused}):
-            body = link.call(
-                Type.ACQUIRE,
-                ((chain,), claim.request_id, held, as_ms(ttl_s), int(wait_s * 1000), 0),
-                deadline_s=self._deadline_s,
-                riders=process.releases.frames_for(link),
-                riders_first=claim.named,
-            )
-        lease_id = body[0]
-        assert isinstance(lease_id, int)
-        if claim.term is None:
-            claim.term = Term(lease_id, link.incarnation, ttl_s=ttl_s, sent_s=sent_s)
-        else:
-            claim.term.renewed(ttl_s=ttl_s, sent_s=sent_s)
-        claim.state = state_of(body[1])
-        return body
+        whole = start == 0 and stop == len(self._into)
+        into = self._into if whole else self._into[start:stop]
+        keys = self._keys[start * size : stop * size]
+        self.statuses[start:stop] = self._load(link, descriptors, keys, into, term)
 
-    def _next_group(
-        self, link: Link, number: int, span: tuple[int, int], runs: object, claim: Claim
-    ) -> list[object]:
-        """Receive one more group, having given back the pages of the one before."""
-        assert claim.term is not None
-        pages = [
-            (claim.term.lease_id, number, self._present_keys(span, first, descriptors))
-            for first, descriptors in read_runs(runs, span[1] - span[0])
+    def _load_later(self, link: Link, runs: Sequence[Run], base: int, term: Term) -> None:
+        """Copy what further replies name, all in one call."""
+        size = self._identity.key_bytes
+        rows = [
+            (base + first + at, descriptors[at * DESCRIPTOR_BYTES : (at + 1) * DESCRIPTOR_BYTES])
+            for first, descriptors in runs
+            for at in range(len(descriptors) // DESCRIPTOR_BYTES)
         ]
-        body = link.more(
-            Type.ACQUIRE,
-            deadline_s=self._deadline_s,
-            wait_s=max(0.0, self._wait_until_s - self._process.clock.now()),
-            riders=[encode(Type.RELEASE, 0, ((), [page for page in pages if page[2]], ()))],
+        # A page that is not there keeps the status it has.
+        rows = [row for row in rows if row[1].count(0) != DESCRIPTOR_BYTES]
+        if not rows:
+            return
+        found = self._load(
+            link,
+            b"".join([row for _, row in rows]),
+            b"".join([self._keys[at * size : (at + 1) * size] for at, _ in rows]),
+            [self._into[at] for at, _ in rows],
+            term,
         )
-        claim.state = state_of(body[1])
-        return body
+        for (at, _), status in zip(rows, found, strict=True):
+            self.statuses[at] = status
 
-    def _present_keys(self, span: tuple[int, int], first: int, descriptors: bytes) -> bytes:
-        size = self._identity.key_bytes
-        at = (span[0] + first) * size
-        rows = DESCRIPTOR_FORMAT.iter_unpack(descriptors)
-        return b"".join(
-            [
-                self._keys[at + i * size : at + (i + 1) * size]
-                for i, row in enumerate(rows)
-                if row[1]
-            ]
-        )
-
-    def _load_runs(
-        self,
-        link: Link,
-        runs: object,
-        span: tuple[int, int],
-        term: Term,
-        *,
-        before: bytearray | None = None,
-    ) -> None:
-        """Copy what the runs name; a page that one does not name keeps its status in `before`."""
-        for first, descriptors in read_runs(runs, span[1] - span[0]):
-            start = span[0] + first
-            stop = start + len(descriptors) // DESCRIPTOR_BYTES
-            # Nothing held is no reason to give the GIL up.
-            empty = descriptors.count(0) == len(descriptors)
-            missing = bytes([MISS]) * (stop - start)
-            found = missing if empty else self._load(link, descriptors, start, stop, term)
-            if before is not None and MISS in found:
-                pairs = zip(before[start:stop], found, strict=True)
-                found = bytes([old if new == MISS else new for old, new in pairs])
-            self.statuses[start:stop] = found
-
-    def _load(self, link: Link, descriptors: bytes, start: int, stop: int, term: Term) -> bytes:
+    def _load(
+        self, link: Link, descriptors: bytes, keys: bytes, into: Sequence[Regions], term: Term
+    ) -> bytes:
         """Copy and check some pages; HIT only while the lease certainly held."""
         process, identity = self._process, self._identity
         if link.host is None:
             raise Unavailable("the pages cannot be reached from here")
-        size = identity.key_bytes
-        pages = Pages(descriptors, self._keys[start * size : stop * size], size, identity.id)
-        whole = start == 0 and stop == len(self._into)
-        into = self._into if whole else self._into[start:stop]
+        pages = Pages(descriptors, keys, identity.key_bytes, identity.id)
         begun_s = process.clock.now()
         with blaming(descriptors, identity.page_bytes):
             found = link.host.load(
@@ -232,11 +186,8 @@ class Reader:
             return found.translate(_ENDED)
         process.counters.copied(found.count(HIT) * identity.page_bytes, ended_s - begun_s)
         if CORRUPT in found:
-            self._report(link.incarnation, pages, found)
+            report_corrupt(process, identity, link.incarnation, pages, found)
         return found
-
-    def _report(self, incarnation: bytes, pages: Pages, found: bytes) -> None:
-        report_corrupt(self._process, self._identity, incarnation, pages, found)
 
 
 def report_corrupt(

@@ -10,6 +10,7 @@ from nexuskv.client.answers import as_statuses
 from nexuskv.client.batches import check_duration, check_memory, first_places
 from nexuskv.client.identity import Identity
 from nexuskv.client.matching import match_chain
+from nexuskv.client.prefetching import prefetch
 from nexuskv.client.reading import Reader
 from nexuskv.client.view import View, check_page_count
 from nexuskv.client.writing import Writer, check_parent
@@ -57,7 +58,12 @@ class Space:
         return match_chain(self._store.process, self.identity, blob) if blob else Match(0)
 
     def get(
-        self, keys: Sequence[PageKey], *, into: Sequence[Regions], wait_s: float = 0.0
+        self,
+        keys: Sequence[PageKey],
+        *,
+        into: Sequence[Regions],
+        wait_s: float = 0.0,
+        load: bool = True,
     ) -> list[PageStatus]:
         """Copy pages into the caller's memory, each checked against its checksum.
 
@@ -67,6 +73,9 @@ class Space:
                 lengths add up to that, filled in order. Contents are undefined unless HIT.
             wait_s: how long to wait for pages that are missing now. Holds one of the
                 `client_connections` meanwhile.
+            load: whether to have pages brought into host memory that are held elsewhere; False
+                leaves them misses. All in all a get takes `transfer_timeout_s` and `wait_s` at
+                most; what has not come by then is a miss.
 
         Returns:
             One status a key. HIT alone means that the bytes are there and good.
@@ -81,7 +90,7 @@ class Space:
         check_memory(into, page_count=len(keys), page_bytes=page_bytes, writable=True)
         if not blob:
             return []
-        reader = Reader(self._store.process, self.identity, blob, into, wait_s=wait_s)
+        reader = Reader(self._store.process, self.identity, blob, into, wait_s=wait_s, load=load)
         return as_statuses(reader.read())
 
     def put(
@@ -125,24 +134,31 @@ class Space:
         by_key = dict(zip(kept, as_statuses(writer.write()), strict=True))
         return [by_key[key] for key in keys]
 
-    def view(self, keys: Sequence[PageKey], *, check: bool = False) -> View:
+    def view(self, keys: Sequence[PageKey], *, check: bool = False, load: bool = True) -> View:
         """Read pages in place, without a copy; see `View`. With `check` each is hashed first.
+
+        With `load` pages that are held elsewhere are brought into host memory first, as many as one
+        acquire may hold at a time (`acquire_window_bytes`).
 
         Raises:
             ConfigError: a key has a wrong length, or there are more keys than a view may have.
         """
         process = self._store.process
         check_page_count(keys, pages_max=process.config.batch_pages_max)
-        return View(process, self.identity, self.identity.join(keys), check=check)
+        return View(process, self.identity, self.identity.join(keys), check=check, load=load)
 
-    def prefetch(self, keys: Sequence[PageKey]) -> None:
-        """Have pages brought to where a get finds them fast. Waits for one exchange at most.
+    def prefetch(self, keys: Sequence[PageKey]) -> int:
+        """Have pages brought into host memory, where a get finds them fast; how many are there.
+
+        Waits until they are, for at most `transfer_timeout_s`; whoever cannot wait calls it from a
+        thread of its own. Takes no memory and keeps no lease: what is not got soon may go again.
 
         Raises:
             ConfigError: a key has a wrong length.
         """
-        if keys:
-            self._store.touch_chain(self.identity, self.identity.join(keys))
+        if not keys:
+            return 0
+        return prefetch(self._store.process, self.identity, self.identity.join(keys))
 
     def pin(self, keys: Sequence[PageKey], *, ttl_s: float) -> int:
         """Keep pages from eviction as long as anything else can go; the number of pages pinned.

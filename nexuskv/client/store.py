@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
+from nexuskv.client.answers import as_statuses
 from nexuskv.client.batches import pages_per_message, spans
 from nexuskv.client.carriers import check_url
 from nexuskv.client.identity import Identity
@@ -18,14 +19,13 @@ from nexuskv.client.lease import Lease, acquire, lease_of
 from nexuskv.client.matching import match_all
 from nexuskv.client.process import ClientProcess
 from nexuskv.client.space import Space
-from nexuskv.client.terms import as_ms, granted_ttl_s
 from nexuskv.clock import Clock, MonotonicClock
 from nexuskv.config import Config, default_url, load_config
-from nexuskv.errors import ConfigError, ProtocolError, Refused, Unavailable, translating
+from nexuskv.errors import ProtocolError
 from nexuskv.key import PageKey
 from nexuskv.namespace import NamespaceRecord
 from nexuskv.protocol import Type
-from nexuskv.types import Kind, MatchAll
+from nexuskv.types import Kind, MatchAll, PageStatus
 
 if TYPE_CHECKING:
     from nexuskv.client.follower import Follower
@@ -179,20 +179,25 @@ class Store:
         request_id: bytes,
         ttl_s: float,
         wait_s: float = 0.0,
+        load: bool = True,
     ) -> Lease:
-        """Lease every held page of the chains. Asks once; a store fault is an empty lease.
+        """Lease every page of the chains that is in host memory. Asks once, and loads nothing yet.
+
+        A store fault is an empty lease.
 
         Args:
             chains: namespaces and their keys in prefix order.
             request_id: 1-64 bytes; the same id of the same tenant is the same lease.
             ttl_s: how long from now; the daemon's `lease_ttl_max_s` bounds it.
             wait_s: until when `Lease.get`, here or elsewhere, waits for pages that are missing.
+            load: whether `Lease.get` has pages brought into host memory that are held elsewhere;
+                they count in `Lease.matches`. False counts, and reads, those in host memory alone.
 
         Raises:
             ConfigError: a key or request id of a wrong length, or too many pages for one message.
         """
         joined = _joined(chains)
-        return acquire(self, joined, request_id=request_id, ttl_s=ttl_s, wait_s=wait_s)
+        return acquire(self, joined, request_id=request_id, ttl_s=ttl_s, wait_s=wait_s, load=load)
 
     def lease(self, token: bytes) -> Lease:
         """The lease that another process's `Lease.token` names.
@@ -249,6 +254,28 @@ class Store:
         assert isinstance(sequence, int)
         return rows, after, incarnation, sequence
 
+    def verify(self, namespace_id: bytes, keys: bytes, *, tier: str) -> list[PageStatus]:
+        """Have pages read and checked where they lie; bad ones have left that tier then.
+
+        Args:
+            namespace_id: whose pages.
+            keys: joined, at most `verify_pages_max` of them.
+            tier: `host` or `ssd`.
+
+        Returns:
+            HIT (good), CORRUPT, MISS (not in that tier) or UNAVAILABLE (cannot be read), one a key.
+
+        Raises:
+            Unavailable: the daemon is away, or did not answer within `transfer_timeout_s`.
+            NexusError: the daemon refuses, such as more verifies at a time than it bears.
+        """
+        timeout_s = self.config.transfer_timeout_s
+        (statuses,) = self._ask(Type.VERIFY, (namespace_id, keys, tier), timeout_s=timeout_s)
+        assert isinstance(statuses, bytes)
+        if statuses.translate(None, bytes(PageStatus)):
+            raise ProtocolError(f"verify answers {statuses!r:.80}")
+        return as_statuses(statuses)
+
     def subscribe(self) -> tuple[str, bytes, int]:
         """Address of the events (empty: there are none), the daemon's run, the last sequence."""
         address, incarnation, sequence = self._ask(Type.SUBSCRIBE, ())
@@ -262,27 +289,6 @@ class Store:
         from nexuskv.client.follower import Follower
 
         return Follower(self)
-
-    def touch_chain(self, identity: Identity, keys: bytes) -> None:
-        """Acquire a chain and give it back unread. Store faults are ignored."""
-        process = self.process
-        deadline_s = process.clock.now() + self.config.request_timeout_s
-        try:
-            with process.pool.lend(deadline_s) as link, translating({ConfigError: Refused}):
-                number = link.number_of(identity.id, identity.encoded, deadline_s=deadline_s)
-                ttl_ms = as_ms(granted_ttl_s(link, self.config.lease_ttl_s))
-                for start, stop in self._spans(identity, keys):
-                    body = link.call(
-                        Type.ACQUIRE,
-                        (((number, keys[start:stop]),), process.new_request_id(), 0, ttl_ms, 0, 0),
-                        deadline_s=deadline_s,
-                        riders=process.releases.frames_for(link),
-                    )
-                    assert isinstance(body[0], int)
-                    if body[0]:
-                        process.releases.release(link.incarnation, body[0])
-        except (Unavailable, Refused, ProtocolError) as exc:
-            process.counters.log_once(f"prefetch {type(exc).__name__}", f"no prefetch: {exc}")
 
     def ask_about(self, identity: Identity, kind: Type, rest: Sequence[object]) -> list[object]:
         """One request about a namespace. Raises what the daemon answers."""
@@ -302,11 +308,14 @@ class Store:
             total += count
         return total
 
-    def _ask(self, kind: Type, body: Sequence[object]) -> list[object]:
+    def _ask(
+        self, kind: Type, body: Sequence[object], *, timeout_s: float | None = None
+    ) -> list[object]:
         process = self.process
-        deadline_s = process.clock.now() + self.config.request_timeout_s
+        timeout_s = self.config.request_timeout_s if timeout_s is None else timeout_s
+        deadline_s = process.clock.now() + timeout_s
         with process.pool.lend(deadline_s) as link:
-            return link.call(kind, body, deadline_s=deadline_s)
+            return link.call(kind, body, deadline_s=deadline_s, timeout_s=timeout_s)
 
     def _spans(self, identity: Identity, keys: bytes) -> Iterator[tuple[int, int]]:
         """Byte ranges of `keys` that a message each can name."""

@@ -10,14 +10,14 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from nexuskv.client.answers import read_runs
+from nexuskv.client.acquiring import Acquire, Claim, Run, Times
 from nexuskv.client.batches import pages_per_message, spans
 from nexuskv.client.hostmap import HostMap
 from nexuskv.client.identity import Identity
 from nexuskv.client.link import Link
 from nexuskv.client.process import ClientProcess
 from nexuskv.client.reading import CORRUPT, HIT, report_corrupt
-from nexuskv.client.terms import Term, as_ms, granted_ttl_s
+from nexuskv.client.terms import Term
 from nexuskv.dataplane.batch import Pages
 from nexuskv.errors import (
     ConfigError,
@@ -27,12 +27,11 @@ from nexuskv.errors import (
     Unavailable,
     translating,
 )
-from nexuskv.protocol import Type
 from nexuskv.types import DESCRIPTOR_BYTES, DESCRIPTOR_FORMAT
 
 
 class View:
-    """Read-only memory of some pages; None for those that are not held.
+    """Read-only memory of some pages; None for those that are not in host memory.
 
     A context manager: entering takes the lease, leaving gives it back, after which the views raise
     ValueError when touched, unless something else still uses their buffer. `held` says whether
@@ -40,12 +39,19 @@ class View:
     """
 
     def __init__(
-        self, process: ClientProcess, identity: Identity, keys: bytes, *, check: bool
+        self,
+        process: ClientProcess,
+        identity: Identity,
+        keys: bytes,
+        *,
+        check: bool,
+        load: bool,
     ) -> None:
         self._process = process
         self._identity = identity
         self._keys = keys
         self._check = check
+        self._load = load
         self._terms: list[Term] = []  # one a message
         self._host: HostMap | None = None
         self._descriptors: list[bytes] = []
@@ -117,40 +123,54 @@ class View:
 
     def _fill(self) -> None:
         process, identity = self._process, self._identity
-        deadline_s = process.clock.now() + process.config.transfer_timeout_s
-        with process.pool.lend(deadline_s) as link, translating({ConfigError: Refused}):
+        times = Times(process.clock.now() + process.config.transfer_timeout_s, load=self._load)
+        with process.pool.lend(times.deadline_s) as link, translating({ConfigError: Refused}):
             if link.host is None:
                 raise Unavailable("the pages cannot be reached from here")
             self._host = link.host.retain()
-            number = link.number_of(identity.id, identity.encoded, deadline_s=deadline_s)
+            number = link.number_of(identity.id, identity.encoded, deadline_s=times.deadline_s)
             most = pages_per_message(
                 link.session.limits,
                 key_bytes=identity.key_bytes,
                 batch_pages=process.config.client_batch_pages,
             )
-            for start, stop in spans(len(self.pages), most):
-                self._fill_span(link, number, start, stop, deadline_s)
+            for span in spans(len(self.pages), most):
+                self._fill_span(link, number, span, times)
 
-    def _fill_span(self, link: Link, number: int, start: int, stop: int, deadline_s: float) -> None:
+    def _fill_span(self, link: Link, number: int, span: tuple[int, int], times: Times) -> None:
         process, size = self._process, self._identity.key_bytes
-        ttl_s = granted_ttl_s(link, process.config.lease_ttl_s)
-        sent_s = process.clock.now()
-        keys = self._keys[start * size : stop * size]
-        body = link.call(
-            Type.ACQUIRE,
-            (((number, keys),), process.new_request_id(), 0, as_ms(ttl_s), 0, 0),
-            deadline_s=deadline_s,
-            riders=process.releases.frames_for(link),
+        acquire = Acquire(
+            process,
+            link,
+            (number, self._keys[span[0] * size : span[1] * size]),
+            key_bytes=size,
+            claim=Claim.own(process),
+            times=times,
         )
-        lease_id = body[0]
-        assert isinstance(lease_id, int)
-        term = Term(lease_id, link.incarnation, ttl_s=ttl_s, sent_s=sent_s)
-        if not lease_id:
+        runs = acquire.first()
+        if not acquire.term.lease_id:
+            acquire.end()
             return  # nothing of it is held
-        self._terms.append(term)
-        process.terms.watch(term)
-        for first, descriptors in read_runs(body[4], stop - start):
-            self._show(start + first, descriptors, term, deadline_s)
+        self._terms.append(acquire.term)
+        process.terms.watch(acquire.term)
+        # Nothing is given back, so the daemon stops when its window is full: do not wait for that.
+        config = process.config
+        room_bytes = config.acquire_window_bytes - config.acquire_group_bytes
+        try:
+            self._show_runs(span[0], runs, acquire.term, times.deadline_s)
+            while acquire.goes_on and room_bytes > 0:
+                runs = acquire.next(())
+                shown = self._show_runs(span[0], runs, acquire.term, times.deadline_s)
+                room_bytes -= shown * self._identity.page_bytes
+        finally:
+            acquire.end()
+
+    def _show_runs(self, base: int, runs: Sequence[Run], term: Term, deadline_s: float) -> int:
+        """Show what is there of some runs; the number of pages."""
+        before = self.pages.count(None)
+        for first, descriptors in runs:
+            self._show(base + first, descriptors, term, deadline_s)
+        return before - self.pages.count(None)
 
     def _show(self, start: int, descriptors: bytes, term: Term, deadline_s: float) -> None:
         assert self._host is not None
@@ -164,7 +184,9 @@ class View:
             found = self._hashed(start, descriptors, term, deadline_s)
             views = [v if f == HIT else None for v, f in zip(views, found, strict=True)]
         self._descriptors.append(descriptors)
-        self.pages[start : start + len(views)] = views
+        for at, view in enumerate(views, start):
+            if view is not None:
+                self.pages[at] = view
 
     def _hashed(self, start: int, descriptors: bytes, term: Term, deadline_s: float) -> bytes:
         assert self._host is not None

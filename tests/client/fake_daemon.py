@@ -1,6 +1,8 @@
 """A small scripted daemon on a real unix socket: speaks the protocol, keeps pages in real files.
 
-It evicts nothing and expires nothing. `script[kind]` replaces an answer: it gets the request and
+It evicts nothing and expires nothing. Pages whose keys are in `far` are not in host memory until an
+acquire loads them: they come in groups of `group_pages`, `ahead` groups before one is given back.
+`script[kind]` replaces an answer: it gets the request and
 returns the frames to send, without their lengths; None means the honest answer.
 """
 
@@ -71,6 +73,9 @@ class FakeDaemon:
     limits: dict[str, int] = field(default_factory=dict)
     writable: bool = True
     version: int = 0
+    far: set[bytes] = field(default_factory=set)
+    group_pages: int = 2
+    ahead: int = 1000
 
     def __post_init__(self) -> None:
         self.path = self.folder / "daemon.sock"
@@ -84,6 +89,7 @@ class FakeDaemon:
         self.leases: dict[bytes, int] = {}
         self.next_slot = 0
         self.connections: list[socket.socket] = []
+        self.streams: dict[socket.socket, list[bytes]] = {}  # groups that are still to be sent
         self.accepted = 0
         self.listen()
 
@@ -162,8 +168,10 @@ class FakeDaemon:
             return
         if frames is None:
             frames = [self.reply(frame)]
-        if frame.request_id:
-            connection.sendall(b"".join(map(prefixed, frames)))
+            frames = [*frames, *self._groups(connection, frame)]
+        if not frame.request_id:
+            frames = frames[1:]  # groups that a release made room for
+        connection.sendall(b"".join(map(prefixed, frames)))
 
     def reply(self, frame: Frame) -> bytes:
         """What an honest daemon answers."""
@@ -213,13 +221,20 @@ class FakeDaemon:
             count * self.namespaces[number].page_tokens
             for count, (number, _) in zip(counts, chains, strict=True)
         ]
-        return [min(tokens, default=0), [[count, [count, 0], 1000] for count in counts]]
+        rows = []
+        for count, (number, keys) in zip(counts, chains, strict=True):
+            far = sum(key in self.far for key in self._split(number, keys)[:count])
+            rows.append([count, [count - far, far], 1000])
+        return [min(tokens, default=0), rows]
 
     def _ping(self, payload: bytes) -> list[object]:
         return [payload]
 
     def descriptors(self, number: int, keys: bytes) -> bytes:
-        found = [self.pages.get((number, key)) for key in self._split(number, keys)]
+        found = [
+            None if key in self.far else self.pages.get((number, key))
+            for key in self._split(number, keys)
+        ]
         return b"".join(EMPTY if page is None else self._descriptor(page) for page in found)
 
     def _acquire(
@@ -238,7 +253,58 @@ class FakeDaemon:
         runs = [
             [index, 0, self.descriptors(ns, keys), b""] for index, (ns, keys) in enumerate(chains)
         ]
-        return [number, int(AcquireState.COMPLETE), tokens, matches, runs]
+        far = [key for ns, keys in chains for key in self._split(ns, keys) if key in self.far]
+        state = AcquireState.COMPLETE
+        if far:
+            state = AcquireState.MORE if load else AcquireState.DEADLINE
+        if not load and not self._near(chains):
+            del self.leases[request]
+            number = 0
+        return [number, int(state), tokens, matches, runs]
+
+    def _near(self, chains: list[tuple[int, bytes]]) -> bool:
+        """Whether any page of some chains is in host memory."""
+        return any(self.descriptors(*chain).strip(b"\0") for chain in chains)
+
+    def _groups(self, connection: socket.socket, frame: Frame) -> list[bytes]:
+        """Groups of loaded pages to send now: those of an acquire, or after a part came back."""
+        with self.lock:
+            waiting = self.streams.setdefault(connection, [])
+            if frame.type == Type.RELEASE:
+                return [waiting.pop(0)] if frame.body[1] and waiting else []
+            if frame.type != Type.ACQUIRE or not frame.body[5] or frame.body[1] not in self.leases:
+                return []
+            waiting[:] = self._loaded(frame)
+            return [waiting.pop(0) for _ in range(min(self.ahead, len(waiting)))]
+
+    def _loaded(self, frame: Frame) -> list[bytes]:
+        """Replies that bring the far pages of an acquire of one chain."""
+        chains = frame.body[0]
+        assert isinstance(chains, list)
+        ((number, blob),) = chains
+        keys = self._split(number, blob)
+        places = [
+            at for at, key in enumerate(keys) if key in self.far and (number, key) in self.pages
+        ]
+        lease = self.leases[frame.body[1]]  # type: ignore[index]  # bytes
+        groups = [
+            places[at : at + self.group_pages] for at in range(0, len(places), self.group_pages)
+        ]
+        self.far -= {keys[at] for at in places}
+        return [
+            encode(
+                frame.type + REPLY,
+                frame.request_id,
+                (
+                    lease,
+                    int(AcquireState.COMPLETE if group is groups[-1] else AcquireState.MORE),
+                    0,
+                    (),
+                    [(0, at, self.descriptors(number, keys[at]), b"") for at in group],
+                ),
+            )
+            for group in groups
+        ]
 
     def _renew(self, lease: int, ttl_ms: int) -> list[object]:
         if lease not in self.leases.values():
