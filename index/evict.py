@@ -1,26 +1,25 @@
-"""Evicting pages from the tails of the coldest leaves.
+"""Evicting pages from all tiers, from the tails of the coldest leaves.
 
-Owns no state beyond one eviction. Busy runs are passed over in their order and looked at again in
-small numbers; the bounds are those of ledger.py. Threading: one thread, the control loop.
+Owns no state beyond one eviction. Threading: one thread, the control loop.
 """
 
-import heapq
 from array import array
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from nexuskv.index.chains import Chains
-from nexuskv.index.ledger import EVICT_RESCAN_MAX, EVICT_REVISIT_MAX, EVICT_SCAN_MAX, Ledger
-from nexuskv.index.order import EvictionPolicy
+from nexuskv.index.ledger import EVICT_OTHERS_MAX, Ledger
+from nexuskv.index.order import EvictionPolicy, Frontier
 from nexuskv.index.run import Run
 from nexuskv.index.tree import Tree
+from nexuskv.index.walk import Walk
 
 
 class Evicted(NamedTuple):
-    """Pages of one chain that were unlinked together; their slots are the caller's.
+    """Pages of one chain that were unlinked together; their places are the caller's.
 
-    `keys` are joined and `slots` one a key, both in chain order. Nothing that is still held hangs
-    below them.
+    `keys` are joined and `slots` one place a key, near or far, both in chain order. Nothing that is
+    still held hangs below them.
     """
 
     tree: Tree
@@ -28,91 +27,56 @@ class Evicted(NamedTuple):
     slots: "array[int]"
 
 
-class Eviction:
-    """One request for room: how much, what is busy, and what went so far."""
+class Eviction(Walk):
+    """Evicts leaves, coldest first, until `count` pages for which `counts` holds have gone."""
 
-    __slots__ = ("_is_free", "_ledger", "_now", "_wanted", "evicted")
+    __slots__ = ("_counts", "_others_left", "evicted")
 
     def __init__(
-        self, ledger: Ledger, *, count: int, is_free: Callable[[int], bool], now: float
+        self,
+        ledger: Ledger,
+        *,
+        count: int,
+        is_free: Callable[[int], bool],
+        now: float,
+        counts: Callable[[int], bool] | None = None,
     ) -> None:
+        super().__init__(ledger, count=count, is_free=is_free, now=now)
         self.evicted: list[Evicted] = []
-        self._ledger = ledger
-        self._wanted = count
-        self._is_free = is_free
-        self._now: float | None = now  # None: pins do not count any more
+        self._counts = counts
+        self._others_left = EVICT_OTHERS_MAX  # pages that may go without being counted
 
-    def run(self, trees: list[Tree]) -> None:
-        """Evict from trees: fragments first, then rooted pages, then pinned ones."""
-        self.run_fragments(trees)
-        self._from_orders([(tree, tree.chains.rooted) for tree in trees])
-        if self._wanted and len(self._ledger.pins):
-            self._now = None
-            self._again([(tree, tree.chains.fragments.order) for tree in trees], EVICT_RESCAN_MAX)
-            self._again([(tree, tree.chains.rooted) for tree in trees], EVICT_RESCAN_MAX)
+    def frontier(self, order: EvictionPolicy) -> Frontier:
+        """Leaves of the union of tiers."""
+        return order
 
-    def run_fragments(self, trees: list[Tree]) -> None:
-        """Evict from the fragments of trees only."""
-        self._from_orders(
-            [(tree, tree.chains.fragments.order) for tree in trees if tree.fragment_count]
-        )
-
-    def _from_orders(self, orders: list[tuple[Tree, EvictionPolicy]]) -> None:
-        """Evict the coldest of several orders, globally by touch."""
-        self._again(orders, EVICT_REVISIT_MAX)
-        fronts: list[tuple[int, int, Run]] = []
-        for number, (_, order) in enumerate(orders):
-            front = order.coldest()
-            if front is not None:
-                fronts.append((front.touch, number, front))
-        heapq.heapify(fronts)
-        passed = 0
-        while fronts and self._wanted and passed < EVICT_SCAN_MAX:
-            _, number, run = fronts[0]
-            tree, order = orders[number]
-            if not self._take(tree, run):
-                order.pass_over(run)
-                passed += 1
-            front = order.coldest()
-            if front is None:
-                heapq.heappop(fronts)
-            else:
-                heapq.heapreplace(fronts, (front.touch, number, front))
-        if self._wanted and not fronts:
-            self._again(orders, EVICT_RESCAN_MAX)
-
-    def _again(self, orders: list[tuple[Tree, EvictionPolicy]], limit: int) -> None:
-        """Look again at runs that were passed over."""
-        for tree, order in orders:
-            if not self._wanted:
-                return
-            for run in order.passed_over(limit):
-                self._take(tree, run)
-
-    def _take(self, tree: Tree, run: Run) -> bool:
-        """Evict from the tail of a run what is wanted and may go.
-
-        Returns:
-            False when pages of the run stay although more are wanted.
-        """
+    def take(self, tree: Tree, run: Run) -> bool:
+        """Evict from the tail of a leaf run what is wanted and may go."""
         if run.first_child is not None:
             return False
-        slots, is_free = run.slots, self._is_free
+        return not self.shorten(tree, run, 0) or not self._wanted
+
+    def shorten(self, tree: Tree, run: Run, least: int) -> int:
+        """Evict from the tail of a leaf run, never below `least` pages; return how many stay."""
+        slots, is_free, counts = run.slots, self._is_free, self._counts
         now = self._now if len(self._ledger.pins) else None
         kept = page_count = len(slots)
-        least = max(0, page_count - self._wanted)
-        while kept > least and is_free(slots[kept - 1]):
+        wanted = self._wanted
+        while kept > least and wanted and is_free(slots[kept - 1]):
             if now is not None and tree.is_pinned(tree.chains.key_at(run, kept - 1), now):
                 break
             kept -= 1
+            if counts is None or counts(slots[kept]):
+                wanted -= 1
         if kept < page_count:
-            self._count(page_count - kept, is_fragment=run.order is tree.chains.fragments.order)
+            self._count(page_count - kept, wanted, run.order is tree.chains.fragments.order)
             _cut(tree, run, kept, self.evicted)
-        return kept == least
+        return kept
 
-    def _count(self, page_count: int, *, is_fragment: bool) -> None:
+    def _count(self, page_count: int, wanted: int, is_fragment: bool) -> None:
         ledger = self._ledger
-        self._wanted -= page_count
+        self._others_left -= page_count - (self._wanted - wanted)
+        self._wanted = wanted if self._others_left > 0 else 0
         ledger.evicted += page_count
         if is_fragment:
             ledger.evicted_fragment += page_count

@@ -16,11 +16,18 @@ EVICT_REVISIT_MAX: Final = 64
 EVICT_RESCAN_MAX: Final = 1024
 """The same, when nothing else can be evicted."""
 
+EVICT_OTHERS_MAX: Final = 4096
+"""Pages one eviction may take that do not count for it: about 6 ms. A run may exceed it."""
+
+COLD_NEAR_SCAN_MAX: Final = 2048
+"""Runs that one search for cold near pages looks at, set aside and others each."""
+
 
 class Ledger:
     """Counts of one index. `touch` numbers the operations that used pages, from 1 on."""
 
     __slots__ = (
+        "demoted",
         "evicted",
         "evicted_fragment",
         "evicted_pinned",
@@ -41,6 +48,7 @@ class Ledger:
         self.grafts = 0
         self.grafts_refused = 0
         self.splits = 0
+        self.demoted = 0
         self.evicted = 0
         self.evicted_fragment = 0
         self.evicted_pinned = 0
@@ -53,6 +61,7 @@ class Ledger:
             "splits": self.splits,
             "fragments": self.fragments,
             "pins": len(self.pins),
+            "demoted": self.demoted,
             "evicted": self.evicted,
             "evicted_fragment": self.evicted_fragment,
             "evicted_pinned": self.evicted_pinned,

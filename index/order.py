@@ -8,11 +8,36 @@ passed over is a leaf, or an ancestor of a run that was. Threading: one thread, 
 from collections.abc import Iterator
 from typing import Protocol
 
-from nexuskv.index.run import Link, Run
+from nexuskv.index.near import NearFrontier
+from nexuskv.index.run import Link, Run, enter_after, leave
 
 
-class EvictionPolicy(Protocol):
-    """An order of runs. Implementations keep a run before its ancestors if touched so."""
+class Frontier(Protocol):
+    """Where a walk from the coldest run on has come, over several calls."""
+
+    def coldest(self) -> Run | None:
+        """The coldest run not passed over."""
+        ...
+
+    def pass_over(self, run: Run) -> None:
+        """Leave `run`, the answer of `coldest`, where it is and do not offer it again."""
+        ...
+
+    def passed_over(self, limit: int) -> list[Run]:
+        """The next `limit` runs that were passed over, going round; each at most once."""
+        ...
+
+
+class EvictionPolicy(Frontier, Protocol):
+    """An order of runs. Implementations keep a run before its ancestors if touched so.
+
+    It is the frontier of evicting pages from all tiers; `near` is that of near pages.
+    """
+
+    @property
+    def near(self) -> NearFrontier:
+        """The frontier of the runs that have near pages."""
+        ...
 
     def add(self, run: Run) -> None:
         """Enter a run that stands in no order, as just used."""
@@ -34,18 +59,6 @@ class EvictionPolicy(Protocol):
         """Enter a run directly after another: it was split off its head."""
         ...
 
-    def coldest(self) -> Run | None:
-        """The coldest run not passed over."""
-        ...
-
-    def pass_over(self, run: Run) -> None:
-        """Leave `run`, the answer of `coldest`, where it is and do not offer it again."""
-        ...
-
-    def passed_over(self, limit: int) -> list[Run]:
-        """The next `limit` runs that were passed over, going round; each at most once."""
-        ...
-
     def close(self) -> None:
         """Drop what an empty order holds of itself: the process runs without the collector."""
         ...
@@ -56,21 +69,22 @@ class EvictionPolicy(Protocol):
 
 
 class LruOrder:
-    """Least recently used first: one ring of links, two of them markers.
+    """Least recently used first: one ring of links, three of them markers.
 
     Runs colder than `_mark` were found busy. They keep their places, so order is never lost, and
     are looked at again from `_again` on, a few a call, so that many of them cost little.
     """
 
-    __slots__ = ("_again", "_end", "_mark")
+    __slots__ = ("_again", "_end", "_mark", "near")
 
     def __init__(self) -> None:
         self._end = Link()
         self._mark = Link()
         self._again = Link()
         self._end.hotter = self._end.colder = self._end
-        _enter(self._mark, self._end)
-        _enter(self._again, self._end)
+        enter_after(self._mark, self._end)
+        enter_after(self._again, self._end)
+        self.near = NearFrontier(self._end)
 
     def add(self, run: Run) -> None:
         """Enter a run as the most recently used."""
@@ -95,50 +109,60 @@ class LruOrder:
 
     def remove(self, run: Run) -> None:
         """Take a run out."""
-        _leave(run)
+        leave(run)
+        self.near.removed(run)
 
     def place_colder(self, run: Run, than: Run) -> None:
         """Enter a run directly before another."""
-        _enter(run, than.colder)
+        enter_after(run, than.colder)
+        self.near.split(run, than)
 
     def place_hotter(self, run: Run, than: Run) -> None:
         """Enter a run directly after another."""
-        _enter(run, than)
+        enter_after(run, than)
+        self.near.split(run, than)
 
     def coldest(self) -> Run | None:
         """The least recently used run not passed over."""
         link = self._mark.hotter
-        return link if isinstance(link, Run) else None
+        while link is not self._end:
+            if isinstance(link, Run):
+                return link
+            link = link.hotter
+        return None
 
     def pass_over(self, run: Run) -> None:
         """Leave `run`, the answer of `coldest`, where it is and do not offer it again."""
-        assert run.colder is self._mark
-        _leave(self._mark)
-        _enter(self._mark, run)
+        leave(self._mark)
+        enter_after(self._mark, run)
 
     def passed_over(self, limit: int) -> list[Run]:
         """The next `limit` runs that were passed over, going round; each at most once."""
         found: list[Run] = []
         link = self._again.hotter
-        rounds = 0
+        wrapped = False
         while len(found) < limit:
             if link is self._mark:
-                rounds += 1
+                if wrapped:
+                    break
+                wrapped = True
                 link = self._end.hotter
-            if link is self._again or rounds > 1:
+                continue
+            if link is self._again:
                 break
             if isinstance(link, Run):
                 found.append(link)
-                link = link.hotter
+            link = link.hotter
         if found:
-            _leave(self._again)
-            _enter(self._again, found[-1])
+            leave(self._again)
+            enter_after(self._again, found[-1])
         return found
 
     def close(self) -> None:
         """Take the markers of an empty ring apart."""
+        self.near.close()
         for marker in (self._mark, self._again):
-            _leave(marker)
+            leave(marker)
         del self._end.colder, self._end.hotter
 
     def __iter__(self) -> Iterator[Run]:
@@ -148,17 +172,3 @@ class LruOrder:
             if isinstance(link, Run):
                 yield link
             link = link.hotter
-
-
-def _enter(link: Link, after: Link) -> None:
-    hotter = after.hotter
-    link.colder = after
-    link.hotter = hotter
-    after.hotter = hotter.colder = link
-
-
-def _leave(link: Link) -> None:
-    colder, hotter = link.colder, link.hotter
-    colder.hotter = hotter
-    hotter.colder = colder
-    del link.colder, link.hotter

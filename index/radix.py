@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from nexuskv.errors import ConfigError
 from nexuskv.index.chains import Chains
+from nexuskv.index.demote import Demoted, Demotion, NearEviction, cold_near
 from nexuskv.index.evict import (
     Evicted,
     Eviction,
@@ -25,7 +26,7 @@ from nexuskv.index.tree import Tree
 from nexuskv.key import check_key_bytes
 from nexuskv.types import Kind
 
-__all__ = ["Evicted", "RadixIndex", "count_pages"]
+__all__ = ["Demoted", "Evicted", "RadixIndex", "count_pages"]
 
 
 class RadixIndex:
@@ -124,8 +125,9 @@ class RadixIndex:
         now: float,
         group: int | None = None,
         trees: Iterable[Tree] | None = None,
+        counts: Callable[[int], bool] | None = None,
     ) -> list[Evicted]:
-        """Unlink the `count` coldest pages that may go.
+        """Unlink the coldest pages that may go, from all tiers, until `count` have gone.
 
         Work is bounded: at most `EVICT_SCAN_MAX` busy runs are passed over in a call. They keep
         their places and are looked at again a few a call, or when nothing else can go.
@@ -136,15 +138,79 @@ class RadixIndex:
             now: seconds, on the clock of the pins' ends.
             group: only trees of this slot size.
             trees: only these trees.
+            counts: whether a page at a place counts towards `count`; all do by default. At most
+                about `EVICT_OTHERS_MAX` other pages go in a call.
 
         Returns:
-            What was unlinked, each page after its children; fewer than `count` if no more can go.
+            What was unlinked, each page after its children; fewer than `count` if no more can go
+            or the bounds were reached. While this is not empty, calling again helps.
         """
-        self._ledger.pins.forget_expired(now)
-        chosen = [tree for tree in self._among(group, trees) if tree.page_count]
-        eviction = Eviction(self._ledger, count=count, is_free=is_free, now=now)
-        eviction.run(chosen)
+        eviction = Eviction(self._ledger, count=count, is_free=is_free, now=now, counts=counts)
+        eviction.run(self._to_walk(now, group, trees))
         return eviction.evicted
+
+    def evict_near(
+        self,
+        count: int,
+        *,
+        is_free: Callable[[int], bool],
+        now: float,
+        group: int | None = None,
+        trees: Iterable[Tree] | None = None,
+    ) -> list[Evicted]:
+        """Unlink the `count` coldest near pages that may go, for room in host memory.
+
+        Unlike `evict` with near pages counted it spares colder far pages, which would give no such
+        room: first near pages with nothing below them go, then others with all that is below them.
+        Arguments, bounds and the result are those of `evict`.
+        """
+        eviction = NearEviction(self._ledger, count=count, is_free=is_free, now=now)
+        eviction.run(self._to_walk(now, group, trees))
+        return eviction.evicted
+
+    def demote(
+        self,
+        count: int,
+        *,
+        far_of: Callable[[int], int],
+        is_free: Callable[[int], bool],
+        now: float,
+        group: int | None = None,
+        trees: Iterable[Tree] | None = None,
+    ) -> list[Demoted]:
+        """Hold the `count` coldest near pages that have a copy at their far places instead.
+
+        A page may stand anywhere in its chain. Bounds are those of `evict`; runs without near pages
+        are passed once and not looked at again until they are used or get some.
+
+        Args:
+            count: pages wanted.
+            far_of: the far place of a near page's copy; `ABSENT` when it has none.
+            is_free: whether a near place may be given up now: not leased, not in transfer.
+            now: seconds, on the clock of the pins' ends; pinned pages come last.
+            group: only trees of this slot size.
+            trees: only these trees.
+
+        Returns:
+            What changed, by runs; fewer than `count` pages if there are no more.
+        """
+        demotion = Demotion(self._ledger, count=count, far_of=far_of, is_free=is_free, now=now)
+        demotion.run(self._to_walk(now, group, trees))
+        return demotion.demoted
+
+    def cold_near(
+        self, limit: int, *, wants: Callable[[int], bool], group: int | None = None
+    ) -> list[tuple[Tree, bytes, int]]:
+        """The coldest near pages for which `wants` holds, with tree, key and place: to copy ahead.
+
+        Nothing that can be seen changes. At most `COLD_NEAR_SCAN_MAX` runs are looked at of each
+        sort, so there may be more than are returned.
+        """
+        return cold_near(list(self._among(group, None)), limit, wants)
+
+    def _to_walk(self, now: float, group: int | None, trees: Iterable[Tree] | None) -> list[Tree]:
+        self._ledger.pins.forget_expired(now)
+        return [tree for tree in self._among(group, trees) if tree.page_count]
 
     @property
     def fragments_over(self) -> int:

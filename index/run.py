@@ -25,8 +25,24 @@ class Link:
     hotter: "Link"
 
 
+def enter_after(link: Link, after: Link) -> None:
+    """Put a link into an order, directly hotter than another."""
+    hotter = after.hotter
+    link.colder = after
+    link.hotter = hotter
+    after.hotter = hotter.colder = link
+
+
+def leave(link: Link) -> None:
+    """Take a link out of its order."""
+    colder, hotter = link.colder, link.hotter
+    colder.hotter = hotter
+    hotter.colder = colder
+    del link.colder, link.hotter
+
+
 class Run(Link):
-    """Consecutive pages: their keys joined in `blob`, one slot each in `slots` (u32).
+    """Consecutive pages: their keys joined in `blob`, one place each in `slots` (u32).
 
     `parent` is None for a root and for the head of a fragment. `touch` is the sequence number of
     the last operation that used the run; `order` is the eviction order it stands in.

@@ -1,7 +1,8 @@
-"""One namespace's tree: which of its pages are held, and in which slots.
+"""One namespace's tree: which of its pages are held, and where.
 
-Owns the answers to find, match, insert and remove. Times come in as arguments, slots are opaque
-u32 numbers that the tree never frees: it hands them back. Threading: one thread, the control loop.
+Owns the answers to find, match, insert, move and remove. Times come in as arguments. Slots are
+places: u32 numbers of which the index knows only whether they are near, below `FAR_PLACES`, or far.
+The tree never frees one: it hands them back. Threading: one thread, the control loop.
 """
 
 from array import array
@@ -13,7 +14,7 @@ from nexuskv.errors import ConfigError
 from nexuskv.index.chains import Chains, Parent
 from nexuskv.index.run import Run, common_pages, index_in
 from nexuskv.key import split_keys
-from nexuskv.types import Kind
+from nexuskv.types import FAR_PLACES, Kind
 
 ABSENT: Final = 0xFFFF_FFFF
 """Stands in an array of slots for a page that is not held."""
@@ -335,6 +336,52 @@ class Tree:
             grown.slots = slots[index:stop]
             chains.hang(grown, run, origin)
         return grown, stop
+
+    def move(
+        self, blob: bytes, old: Sequence[int], new: Sequence[int], *, touch: bool = False
+    ) -> list[bool]:
+        """Give pages another place each, near or far, if they still have the one that is named.
+
+        Args:
+            blob: joined keys, in any order.
+            old: one place a key.
+            new: one a key.
+            touch: count as a use of the chains of the pages moved.
+
+        Returns:
+            Which pages moved; nothing changed for the others.
+
+        Raises:
+            ConfigError: lengths disagree.
+        """
+        self._check(blob)
+        key_bytes, pages = self.key_bytes, self.chains.pages
+        if not len(blob) == len(old) * key_bytes == len(new) * key_bytes:
+            raise ConfigError(
+                f"{len(old)} old and {len(new)} new places for {len(blob) // key_bytes} keys"
+            )
+        moved: list[bool] = []
+        used: list[Run] = []
+        run: Run | None = None
+        index = at = 0
+        for before, after in zip(old, new, strict=True):
+            key = blob[at : at + key_bytes]
+            at += key_bytes
+            index += 1  # most often the page after the last one
+            if run is None or not run.blob.startswith(key, index * key_bytes):
+                run = pages.get(key)
+                index = 0 if run is None else index_in(run, key)
+                if run is not None:
+                    used.append(run)
+            follows = run is not None and run.slots[index] == before
+            moved.append(follows)
+            if run is not None and follows:
+                run.slots[index] = after
+                if before >= FAR_PLACES > after and not touch:
+                    run.order.near.noticed(run)
+        if touch and used:
+            self.chains.touch(used)
+        return moved
 
     def remove(self, blob: bytes) -> "array[int]":
         """Unlink pages and return the slots of those that were held, last first.

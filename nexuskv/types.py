@@ -11,6 +11,10 @@ from nexuskv.errors import ConfigError
 PAGE_ALIGN_BYTES: Final = 4096
 """Slots start at multiples of this in their segment: what O_DIRECT and page tables want."""
 
+FAR_PLACES: Final = 1 << 31
+"""Where a page rests is one u32, its place: below this a slot of host memory, a *near* place; from
+here on this plus a slot of the ssd tier, a *far* one. 0xFFFF_FFFF is no place."""
+
 DESCRIPTOR_BYTES: Final = 32
 DESCRIPTOR_FORMAT: Final = struct.Struct("<IIQQQ")
 
