@@ -97,6 +97,17 @@ class Config:
     quarantine_bytes: int = _set(
         256 * MIB, "slots whose writer may still write; reserve is refused above", "size"
     )
+    # --- ssd tier
+    ssd_dir: str = _set("", "folder of the ssd tier; empty: none")
+    ssd_capacity: int = _set(0, "bytes of the ssd tier, rounded down to whole files", "size")
+    ssd_file_bytes: int = _set(GIB, "size of one slab file", "size", MIB)
+    ssd_slot_bytes_min: int = _set(
+        16 * KIB, "smaller pages take a slot of this size on the ssd", "size", 4 * KIB
+    )
+    ssd_threads: int = _set(8, "reads and writes of the ssd at a time", "count", 1, 256)
+    ssd_errors_max: int = _set(
+        16, "errors in a row after which the ssd tier leaves service", "count", 1
+    )
     # --- bounds of the control plane
     sessions_max: int = _set(1024, "open sessions", "count", 1)
     namespaces_max: int = _set(1024, "namespaces known to the daemon", "count", 1)
@@ -123,6 +134,18 @@ class Config:
     )
     session_idle_s: float = _set(60.0, "silence after which a remote session is dropped", "s", 0.1)
     worker_queue_max: int = _set(1024, "commands waiting for the data plane", "count", 1)
+    worker_socket_bytes_max: int = _set(
+        64 * MIB, "unsent commands to the worker, and one message of it", "size", MIB, GIB
+    )
+    worker_timeout_s: float = _set(
+        30.0, "a command unanswered for so long has the worker killed and replaced", "s", 0.01
+    )
+    worker_reap_s: float = _set(
+        5.0, "how long a killed worker may take to be gone before that is an error", "s", 0.01
+    )
+    worker_backoff_min_s: float = _set(0.1, "first pause before a lost worker's successor", "s")
+    worker_backoff_max_s: float = _set(5.0, "longest pause before a worker is started", "s")
+    worker_nice: int = _set(19, "how far the worker steps back for others", "count", 0, 19)
     verify_pages_max: int = _set(1024, "pages one verify may name", "count", 1)
     verifies_max: int = _set(64, "verifies under way", "count", 1)
     deferred_max: int = _set(1024, "clears and removes that wait for the data plane", "count", 1)
@@ -151,6 +174,9 @@ class Config:
     adapter_miss_s: float = _set(
         0.5, "how long a scheduler trusts a miss of a waiting request", "s"
     )
+    adapter_load_ssd: bool = _set(
+        True, "whether engines load pages that are not in host memory; else those are misses"
+    )
     adapter_loras_max: int = _set(64, "LoRA adapters an engine adapter remembers", "count", 1)
 
     def __post_init__(self) -> None:
@@ -163,6 +189,11 @@ class Config:
             raise ConfigError(
                 f"host_memory {format_size(self.host_memory)} is less than one chunk of "
                 f"{format_size(self.chunk_bytes)} (chunk_bytes)"
+            )
+        if self.worker_backoff_min_s > self.worker_backoff_max_s:
+            raise ConfigError(
+                f"worker_backoff_min_s {self.worker_backoff_min_s} exceeds worker_backoff_max_s "
+                f"{self.worker_backoff_max_s}"
             )
         if self.backoff_min_s > self.backoff_max_s:
             raise ConfigError(

@@ -97,6 +97,7 @@ class Lookups:
             [(space, keys) for space in spaces],
             request_id=self._lease_id(request_id),
             ttl_s=self._config.lease_ttl_s,
+            load=self._config.adapter_load_ssd,
         )
         held = min((match.page_count for match in lease.matches), default=0)
         if held <= local_blocks:
