@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from tests.e2e.cache import chain, open_space, open_store, pages
 from tests.e2e.churn import churn
+from tests.e2e.filler import fill
 
 Options = dict[str, object]
 
@@ -63,6 +64,7 @@ ACTIONS: dict[str, Callable[[str, Options], object]] = {
     "get": get,
     "read_lease": read_lease,
     "churn": churn,
+    "fill": fill,
 }
 
 

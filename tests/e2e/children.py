@@ -58,8 +58,12 @@ class Child:
 
     def go(self) -> None:
         """Let it do the next thing."""
+        self.say("")
+
+    def say(self, line: str) -> None:
+        """Write a line to its standard input."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def freeze(self) -> None:
