@@ -21,6 +21,9 @@ KIB: Final = 1024
 MIB: Final = 1024**2
 GIB: Final = 1024**3
 
+SSD_POLICIES: Final = ("write_through", "on_second_use", "on_evict")
+"""What the setting `ssd_policy` may be."""
+
 _SIZE: Final = re.compile(
     r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(B|[KMGT]iB|[KMGT]B|[KMGT])?", re.ASCII | re.IGNORECASE
 )
@@ -108,6 +111,30 @@ class Config:
     ssd_errors_max: int = _set(
         16, "errors in a row after which the ssd tier leaves service", "count", 1
     )
+    ssd_policy: str = _set("write_through", "pages copied to the ssd: " + ", ".join(SSD_POLICIES))
+    ssd_second_use_pages_max: int = _set(
+        2**20, "published pages that on_second_use remembers, 8 bytes each", "count", 1
+    )
+    ssd_ahead_pages_max: int = _set(
+        1024,
+        "cold pages that on_evict copies at a time; it begins at so few free slots",
+        "count",
+        1,
+    )
+    # --- worker
+    worker_queue_max: int = _set(1024, "commands waiting for the data plane", "count", 1)
+    worker_socket_bytes_max: int = _set(
+        64 * MIB, "unsent commands to the worker, and one message of it", "size", MIB, GIB
+    )
+    worker_timeout_s: float = _set(
+        30.0, "a command unanswered for so long has the worker killed and replaced", "s", 0.01
+    )
+    worker_reap_s: float = _set(
+        5.0, "how long a killed worker may take to be gone before that is an error", "s", 0.01
+    )
+    worker_backoff_min_s: float = _set(0.1, "first pause before a lost worker's successor", "s")
+    worker_backoff_max_s: float = _set(5.0, "longest pause before a worker is started", "s")
+    worker_nice: int = _set(19, "how far the worker steps back for others", "count", 0, 19)
     # --- bounds of the control plane
     sessions_max: int = _set(1024, "open sessions", "count", 1)
     namespaces_max: int = _set(1024, "namespaces known to the daemon", "count", 1)
@@ -133,19 +160,6 @@ class Config:
         256 * MIB, "unreleased bytes streamed to one waiting acquire", "size", 1
     )
     session_idle_s: float = _set(60.0, "silence after which a remote session is dropped", "s", 0.1)
-    worker_queue_max: int = _set(1024, "commands waiting for the data plane", "count", 1)
-    worker_socket_bytes_max: int = _set(
-        64 * MIB, "unsent commands to the worker, and one message of it", "size", MIB, GIB
-    )
-    worker_timeout_s: float = _set(
-        30.0, "a command unanswered for so long has the worker killed and replaced", "s", 0.01
-    )
-    worker_reap_s: float = _set(
-        5.0, "how long a killed worker may take to be gone before that is an error", "s", 0.01
-    )
-    worker_backoff_min_s: float = _set(0.1, "first pause before a lost worker's successor", "s")
-    worker_backoff_max_s: float = _set(5.0, "longest pause before a worker is started", "s")
-    worker_nice: int = _set(19, "how far the worker steps back for others", "count", 0, 19)
     verify_pages_max: int = _set(1024, "pages one verify may name", "count", 1)
     verifies_max: int = _set(64, "verifies under way", "count", 1)
     deferred_max: int = _set(1024, "clears and removes that wait for the data plane", "count", 1)
@@ -183,6 +197,11 @@ class Config:
         for spec in fields(self):
             _check(spec.name, getattr(self, spec.name))
         _check_name(self.name)
+        if self.ssd_policy not in SSD_POLICIES:
+            raise ConfigError(
+                f"setting ssd_policy cannot be {self.ssd_policy!r}: there are "
+                f"{', '.join(SSD_POLICIES)}"
+            )
         if self.chunk_bytes % 4096:
             raise ConfigError(f"chunk_bytes {self.chunk_bytes} is not a multiple of 4096")
         if self.host_memory < self.chunk_bytes:
