@@ -13,7 +13,7 @@ from typing import Final
 
 from nexuskv import __version__
 from nexuskv.errors import ConfigError, NexusError, Unavailable
-from nexuskv.tools.commands import bench, demo, look, page, settings
+from nexuskv.tools.commands import bench, demo, look, page, page_get, settings, verify
 from nexuskv.tools.commands.command import Command, add_settings, settings_of
 from nexuskv.tools.output import say
 
@@ -60,6 +60,8 @@ def commands() -> tuple[Command, ...]:
             json=False,
         ),
         *look.COMMANDS,
+        *page_get.COMMANDS,
+        *verify.COMMANDS,
         *settings.COMMANDS,
         *bench.COMMANDS,
         *demo.COMMANDS,

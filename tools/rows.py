@@ -17,6 +17,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
         "sessions",
         "asked",
         "hits",
+        "ssd_bytes",
     ),
     "pages": (
         "key",
@@ -49,12 +50,13 @@ def named(what: str, values: Sequence[object]) -> dict[str, object]:
         raw = row.pop("record")
         assert isinstance(raw, bytes)
         record = NamespaceRecord.decode(raw)
+        host_bytes, ssd_bytes = row.pop("bytes"), row.pop("ssd_bytes")
         row = {
             "model": record.model,
             "tenant": record.tenant,
             "kind": record.kind.name.lower(),
             "page_bytes": record.page_bytes,
             **row,
-            "residency": {"host": row["pages"]},
+            "residency": {"host": host_bytes, "ssd": ssd_bytes},
         }
     return row

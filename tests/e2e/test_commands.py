@@ -62,7 +62,8 @@ def test_tree_shows_pages_and_runs(
     found = _json(capsys, daemon, "tree", "--depth", "2")["namespaces"]
     assert isinstance(found, list)
     (namespace,) = found
-    assert (namespace["model"], namespace["pages"], namespace["residency"]) == ("m", 5, {"host": 5})
+    assert (namespace["model"], namespace["pages"]) == ("m", 5)
+    assert namespace["residency"] == {"host": 5 * 4096, "ssd": 0}
     (run,) = namespace["tree"]
     assert (run["first_key"], run["page_count"]) == (KEYS[0].hex(), 5)
 

@@ -11,6 +11,8 @@ from nexuskv.config import Config, LoadedConfig, format_size, load_config, setti
 SETTING_GROUPS: Final = {
     "url": "Where things are",
     "host_memory": "Host tier",
+    "ssd_dir": "SSD tier",
+    "worker_queue_max": "Worker",
     "sessions_max": "Bounds of the control plane",
     "connect_timeout_s": "Clients: read by the process that connects, without effect on a daemon",
     "adapter_miss_s": "Engine adapters: read by the engine, without effect on a daemon",

@@ -4,7 +4,6 @@ Each opens one connection, asks, prints. None of them changes anything.
 """
 
 import argparse
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from statistics import median
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from nexuskv.clock import MonotonicClock
 from nexuskv.config import format_size
-from nexuskv.errors import ConfigError, DaemonUnreachable
-from nexuskv.tools.commands.command import Command, add_url, which_daemon
+from nexuskv.errors import ConfigError
+from nexuskv.tools.commands.command import Command, add_url
+from nexuskv.tools.commands.finding import add_namespace, namespaces_of, open_store
 from nexuskv.tools.output import print_json, print_table, say
 from nexuskv.tools.rows import Row, named
 from nexuskv.tools.tree import Node, lines_of, tree_of
@@ -25,18 +25,6 @@ ROWS_SHOWN: Final = 1000
 PINGS_MAX: Final = 100_000
 
 
-def _open(arguments: argparse.Namespace) -> "Store":
-    from nexuskv import connect
-
-    # The one line that a command ends with says it; the library's warnings are for engines' logs.
-    logging.getLogger("nexuskv.client").addHandler(logging.NullHandler())
-    store = connect(config=which_daemon(arguments))
-    if not store.connected:
-        store.close()
-        raise DaemonUnreachable(f"no daemon answers at {store.url}")
-    return store
-
-
 def _listing(store: "Store", what: str, namespace_id: bytes = b"") -> Iterator[Row]:
     return (named(what, row) for row in store.inspect(what, namespace_id=namespace_id))
 
@@ -44,7 +32,7 @@ def _listing(store: "Store", what: str, namespace_id: bytes = b"") -> Iterator[R
 def _ping(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.count <= PINGS_MAX:
         raise ConfigError(f"--count is {arguments.count}, must be 1 to {PINGS_MAX}")
-    with _open(arguments) as store:
+    with open_store(arguments) as store:
         times_s = [store.ping() for _ in range(arguments.count)]
         answer = {"url": store.url, "count": len(times_s), "median_s": median(times_s)}
     if arguments.json:
@@ -55,7 +43,7 @@ def _ping(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    with _open(arguments) as store:
+    with open_store(arguments) as store:
         stats = {"url": store.url, **store.stats()}
     if arguments.json:
         print_json(stats)
@@ -78,7 +66,7 @@ def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, obje
 
 
 def _tree(arguments: argparse.Namespace) -> int:
-    with _open(arguments) as store:
+    with open_store(arguments) as store:
         forest = forest_of(store, depth=arguments.depth, limit=arguments.limit)
     if arguments.json:
         print_json({"namespaces": [_tree_json(*each, arguments.depth) for each in forest]})
@@ -122,7 +110,7 @@ def _hex(value: object) -> str:
 
 def _list_of(what: str) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
-        with _open(arguments) as store:
+        with open_store(arguments) as store:
             _print_list(arguments, list(islice(_listing(store, what), arguments.limit)))
         return 0
 
@@ -130,14 +118,8 @@ def _list_of(what: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _pages(arguments: argparse.Namespace) -> int:
-    with _open(arguments) as store:
-        wanted = [
-            _raw(row["id"])
-            for row in _listing(store, "namespaces")
-            if _hex(row["id"]).startswith(arguments.namespace)
-        ]
-        if arguments.namespace:
-            _check_one(arguments.namespace, len(wanted))
+    with open_store(arguments) as store:
+        wanted = [_raw(row[0]) for row in namespaces_of(store, arguments.namespace)]
         rows = [
             {"namespace": each, **row}
             for each in wanted
@@ -147,17 +129,10 @@ def _pages(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_one(start: str, found: int) -> None:
-    if not found:
-        raise ConfigError(f"no namespace's id starts with {start!r}")
-    if found > 1:
-        raise ConfigError(f"the ids of {found} namespaces start with {start!r}: give more of it")
-
-
 def _leases(arguments: argparse.Namespace) -> int:
     # A daemon is reached on its own machine only, where all processes share its clock.
     now_s = MonotonicClock().now()
-    with _open(arguments) as store:
+    with open_store(arguments) as store:
         rows = [
             {**row, "left_s": _seconds(row["expires_s"]) - now_s}
             for row in islice(_listing(store, "leases"), arguments.limit)
@@ -226,9 +201,7 @@ def _add_depth(parser: argparse.ArgumentParser) -> None:
 
 def _add_namespace(parser: argparse.ArgumentParser) -> None:
     _add_limit(parser)
-    parser.add_argument(
-        "--namespace", default="", metavar="HEX", help="start of a namespace's id; default: all"
-    )
+    add_namespace(parser)
 
 
 COMMANDS: Final = (
@@ -252,7 +225,8 @@ COMMANDS: Final = (
         words=("tree",),
         help="Show the namespaces with their pages, bytes, hits and residency, and their runs.",
         example="nexuskv tree --depth 3 --limit 10000",
-        units="Counts of pages; bytes. One line of a tree is a run of pages without a branch. "
+        units="Counts of pages; residency in bytes a tier, where a page in two counts in both. "
+        "One line of a tree is a run of pages without a branch. "
         "asked and hits: pages of all matches and of the first acquire of each lease.",
         run=_tree,
         arguments=_add_depth,

@@ -79,6 +79,7 @@ def actions_of(command: Command) -> Sequence[argparse.Action]:
 
 def _option(action: argparse.Action) -> str:
     flags = ", ".join(f"`{flag}`" for flag in action.option_strings)
-    takes_value = action.nargs != 0
+    takes_value = action.nargs != 0 and flags
+    flags = flags or f"`{action.metavar or action.dest.upper()}`"
     value = f" {action.metavar or action.dest.upper()}" if takes_value else ""
     return f"| {flags}{value} | {(action.help or '').replace('|', '/')} |"
