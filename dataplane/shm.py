@@ -154,6 +154,21 @@ class SegmentMap:
         with self._in_use() as (data, _):
             return memoryview(data)[start:end].toreadonly()
 
+    def slot(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """The bytes of the slot at an offset, its size rounded up to `PAGE_ALIGN_BYTES`.
+
+        Writable where the segment is mapped so: for whoever fills slots from elsewhere.
+
+        Raises:
+            ProtocolError: it is no slot of the segment.
+            TransferFailed: closed.
+        """
+        end = offset_bytes + -(-size_bytes // PAGE_ALIGN_BYTES) * PAGE_ALIGN_BYTES
+        if offset_bytes % PAGE_ALIGN_BYTES or end > self._segment.size_bytes:
+            raise ProtocolError(f"{size_bytes} bytes at {offset_bytes} are no slot of the segment")
+        with self._in_use() as (data, _):
+            return memoryview(data)[offset_bytes:end]
+
     def generation(self, descriptor: Descriptor) -> int:
         """The generation that the descriptor's slot has now.
 

@@ -56,6 +56,7 @@ class HostTier:
         chunk_bytes: int,
         huge_pages: bool,
         incarnation: bytes,
+        reap_s: float = 5.0,
         allocate: Allocate = allocate,
     ) -> "HostTier":
         """Lock `folder`, discard what earlier runs left in it and make a new, empty segment.
@@ -66,6 +67,7 @@ class HostTier:
             chunk_bytes: unit of memory given to one slot size, a multiple of 4096.
             huge_pages: ask for huge pages when chunks are populated.
             incarnation: 8 random bytes of this run of the daemon.
+            reap_s: how long to wait for the end of a worker that a dead daemon left here.
             allocate: how memory is had from the filesystem.
 
         Raises:
@@ -73,7 +75,7 @@ class HostTier:
         """
         header = plan_segment(folder, capacity_bytes, chunk_bytes, incarnation)
         check_space(folder, header.capacity_bytes)
-        lock = lock_folder(folder)
+        lock = lock_folder(folder, reap_s=reap_s)
         try:
             lock.discard_segments()
             segment = Segment(folder, header, allocate=allocate)
@@ -103,6 +105,11 @@ class HostTier:
     def slot_count(self) -> int:
         """Slot ids are below this, whatever the slot sizes."""
         return self.chunk_count * (self.chunk_bytes // SLOT_ALIGN_BYTES)
+
+    @property
+    def lock(self) -> FolderLock:
+        """The instance's lock, for the worker to inherit."""
+        return self._lock
 
     # --- supply of memory
 

@@ -35,7 +35,7 @@ from nexuskv.errors import ConfigError
 from nexuskv.index.leases import LeaseTable
 from nexuskv.index.radix import RadixIndex
 from nexuskv.tiers.host import HostTier
-from nexuskv.worker.commands import ChunkPopulated, CommandQueue
+from nexuskv.worker.commands import ChunkPopulated, CommandQueue, PagesChecked, Result, WorkerReady
 
 if TYPE_CHECKING:
     from nexuskv.control.remote import RemoteCarrier
@@ -52,13 +52,15 @@ class Control:
         tier: HostTier,
         worker: CommandQueue,
         incarnation: bytes,
-        native: str,
+        counters: Counters | None = None,
+        worker_gauges: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._config = config
         self._clock = clock
         self._worker = worker
         self._tier = tier
-        self.counters = Counters()
+        self.counters = Counters() if counters is None else counters
+        self._native = ""  # which copying code the worker uses; it says so
         self.loop = Loop(clock, self.counters)
         self._carriers: list[LocalCarrier | RemoteCarrier] = []
         self._http: HttpServer | None = None
@@ -90,7 +92,8 @@ class Control:
             namespaces=namespaces,
             sessions=self._sessions,
             waiting=self._waiting,
-            native=native,
+            native=lambda: self._native,
+            worker_gauges=worker_gauges,
             urls=lambda: self.urls,
             http=lambda: self.http_address,
             events=lambda: self._events.address,
@@ -227,12 +230,20 @@ class Control:
 
     def _on_worker(self, _events: int) -> None:
         for result in self._worker.completed():
-            if isinstance(result, ChunkPopulated):
-                self._supply.populated(result)
-            else:
-                self.recheck.checked(result)
-        # A queue that was full of re-checks has room again.
+            self._on_result(result)
+        # A queue that was full has room again, or there is another worker.
         self._supply.next()
+
+    def _on_result(self, result: Result) -> None:
+        match result:
+            case ChunkPopulated():
+                self._supply.populated(result)
+            case PagesChecked():
+                self.recheck.checked(result)
+            case WorkerReady(native=native):
+                self._native = native
+            case _:
+                pass  # of a tier that is not there
 
     def _metrics_text(self, timeout_s: float) -> str:
         return self.loop.call(self.metrics.prometheus, timeout_s=timeout_s)

@@ -29,6 +29,8 @@ COUNTERS: Final[dict[str, str]] = {
     "chunks_moved": "chunks given to another slot size",
     "quarantined_slots": "slots whose writer was lost while it might still write",
     "quarantine_refusals": "reservations refused because quarantine is full",
+    "worker_starts": "worker processes started",
+    "worker_lost": "worker processes that ended or were killed while they should serve",
     "worker_queue_full": "commands dropped because the data plane's queue was full",
     "chunks_failed": "chunks that could not be populated",
     "events_sent": "events published",

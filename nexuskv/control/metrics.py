@@ -26,7 +26,8 @@ class Metrics:
         namespaces: Namespaces,
         sessions: Sessions,
         waiting: Waiting,
-        native: str,
+        native: Callable[[], str],
+        worker_gauges: Callable[[], dict[str, int]],
         urls: Callable[[], list[str]],
         http: Callable[[], str],
         events: Callable[[], str],
@@ -39,6 +40,7 @@ class Metrics:
         self._sessions = sessions
         self._waiting = waiting
         self._native = native
+        self._worker_gauges = worker_gauges
         self._urls = urls
         self._http = http
         self._events = events
@@ -62,6 +64,7 @@ class Metrics:
             "leases": self._pages.leases.lease_count,
             "leased_slots": self._pages.leases.leased_count,
             "acquires_waiting": len(self._waiting),
+            **self._worker_gauges(),
         }
 
     def stats(self) -> dict[str, object]:
@@ -69,7 +72,7 @@ class Metrics:
         return {
             "version": nexuskv.__version__,
             "pid": os.getpid(),
-            "native": self._native,
+            "native": self._native(),
             "urls": self._urls(),
             "http": self._http(),
             "events": self._events(),

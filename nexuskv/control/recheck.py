@@ -15,7 +15,7 @@ from nexuskv.control.sessions import Session
 from nexuskv.errors import ConfigError
 from nexuskv.index.tree import ABSENT
 from nexuskv.types import PageStatus
-from nexuskv.worker.commands import CheckPage, CommandQueue, PageChecked
+from nexuskv.worker.commands import CheckPages, CheckRow, CommandQueue, PagesChecked
 
 _LOG = logging.getLogger("nexuskv.control")
 
@@ -64,17 +64,18 @@ class Recheck:
             return
         token = next(self._tokens)
         descriptor = tier.descriptors(as_slots([slot]), namespace.page_bytes)
-        if not self._worker.submit(CheckPage(token, descriptor, namespace.id, key)):
+        page = CheckRow(descriptor, namespace.id, key)
+        if not self._worker.submit(CheckPages(token, (page,))):
             self._counters.add("worker_queue_full")
             return
         self._asked[token] = (namespace, key, slot, generation)
         self._slots.add(slot)
 
-    def checked(self, result: PageChecked) -> None:
+    def checked(self, result: PagesChecked) -> None:
         """The worker has read the page again."""
         namespace, key, slot, generation = self._asked.pop(result.token)
         self._slots.discard(slot)
-        if result.status is not PageStatus.CORRUPT:
+        if result.statuses[0] != PageStatus.CORRUPT:
             return
         # What was read may have left the slot since, and good bytes of the same page come into it.
         if self._pages.tier.generation_of(slot) != generation or not namespace.tree.drop(key, slot):

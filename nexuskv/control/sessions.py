@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from nexuskv.control.loop import READ, Loop
 from nexuskv.control.namespaces import Namespace
 from nexuskv.errors import ConfigError, LeaseExpired, OutOfSpace
 from nexuskv.tiers.host import HostTier, SlotArray
+from nexuskv.tiers.owner import Process as Owner
 
 _LOG = logging.getLogger("nexuskv.control")
 
@@ -195,10 +195,11 @@ class Sessions:
 
     def _process(self, pid: int, pidfd: int) -> Process | None:
         """The watched process of this pid; takes over `pidfd`."""
-        start_time = start_time_of(pid)
-        if start_time is None:
+        found = Owner.of(pid)
+        if found is None:
             os.close(pidfd)
             return None
+        start_time = found.start_time
         known = self._processes.get((pid, start_time))
         if known is not None:
             os.close(pidfd)
@@ -227,12 +228,3 @@ class Sessions:
         if self._processes.pop((process.pid, process.start_time), None) is not None:
             self._loop.forget(process.pidfd)
             os.close(process.pidfd)
-
-
-def start_time_of(pid: int) -> int | None:
-    """Clock ticks since boot at which `pid` started (/proc/PID/stat field 22); None: gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    return int(stat[stat.rindex(b")") + 2 :].split()[19])

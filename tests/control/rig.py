@@ -16,11 +16,12 @@ from nexuskv.clock import ManualClock
 from nexuskv.config import load_config
 from nexuskv.control.control import Control
 from nexuskv.errors import OutOfSpace
+from nexuskv.serve import worker_settings
 from nexuskv.tiers.host import HostTier
 from nexuskv.tiers.usage import ChunkRow, ChunkSlots
-from nexuskv.worker.host import HostTools
-from nexuskv.worker.worker import Worker
+from nexuskv.worker.host import HostMemory
 from tests.control.raw import INCARNATION, MIB, PATIENCE_S, Raw, RawLocal, RawRemote
+from tests.worker.inprocess import InProcessWorker
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ SMALL: dict[str, object] = {
 }
 
 
-class Tools(HostTools):
+class Memory(HostMemory):
     """The worker's hands, on a filesystem that may be full from some chunk on."""
 
     chunks_to_be_had: int | None = None
@@ -67,10 +68,10 @@ class Rig:
                 incarnation=INCARNATION,
             )
             stack.callback(self.tier.close, unlink=True)
-            tools = Tools.open(self.tier)
-            tools.chunks_to_be_had = chunks_to_be_had
-            stack.callback(tools.close)
-            self.worker = Worker(queue_max=self.config.worker_queue_max, run=tools)
+            memory = Memory.open(worker_settings(self.config, self.tier))
+            memory.chunks_to_be_had = chunks_to_be_had
+            stack.callback(memory.close)
+            self.worker = InProcessWorker(queue_max=self.config.worker_queue_max, memory=memory)
             stack.callback(self.worker.close, PATIENCE_S)
             self.control = Control(
                 config=self.config,
@@ -78,7 +79,6 @@ class Rig:
                 tier=self.tier,
                 worker=self.worker,
                 incarnation=INCARNATION,
-                native=tools.native,
             )
             stack.callback(self.control.close)
             self.worker.start()

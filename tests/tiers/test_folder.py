@@ -10,6 +10,7 @@ import pytest
 
 from nexuskv.errors import ConfigError
 from nexuskv.tiers.folder import check_space, find_leftovers, lock_folder, segment_files
+from nexuskv.tiers.owner import Process
 from tests.tiers.conftest import CHUNK_BYTES, OpenTier
 
 HOLD = """
@@ -111,7 +112,7 @@ def test_running_instances_beside_this_one_are_not_reported(
 def test_a_folder_whose_recorded_owner_lives_is_not_reported(folder: Path) -> None:
     beside = folder.with_name("two")
     kill(start_holder(beside))
-    (beside / "lock").write_text(f"{os.getpid()}\n")
+    (beside / "lock").write_text("control {} {}\n".format(*Process.of(os.getpid()) or ()))
     assert find_leftovers(folder) == []
 
 
