@@ -1,7 +1,8 @@
 """Which chunks exist, which slot size each serves, and which of its slots are free.
 
-A chunk is empty (no memory yet), spare (memory, no slots), carved (slots of one size) or failed
-(its memory could not be had). Free slots are a stack per chunk inside one lazily paged array, and
+A chunk is empty (no memory yet), spare (memory, no slots), carved (slots of one size), failed (its
+memory could not be had) or claimed (an earlier run used it, and what is in it is not known yet).
+Free slots are a stack per chunk inside one lazily paged array, and
 chunks with free slots lie in buckets by the magnitude of their free count: taking from the lowest
 bucket fills nearly full chunks first, so that others come free as a whole.
 
@@ -33,6 +34,7 @@ class ChunkStage(IntEnum):
     SPARE = 1
     CARVED = 2
     FAILED = 3
+    CLAIMED = 4
 
 
 class ChunkLedger:
@@ -94,22 +96,65 @@ class ChunkLedger:
         """How many slots of this size a chunk holds."""
         return self._chunk_bytes // slot_bytes
 
+    def offsets_bytes(self, slots: SlotArray, slot_bytes: int) -> npt.NDArray[np.uint64]:
+        """Where slots of this size start in the memory of all chunks."""
+        chunks, indexes = np.divmod(slots, np.uint32(self.stride))
+        offsets = chunks.astype(np.uint64)
+        offsets *= np.uint64(self._chunk_bytes)
+        offsets += indexes * np.uint64(slot_bytes)
+        return offsets
+
     def carve(self, chunk_index: int, slot_bytes: int) -> None:
         """Turn a spare chunk into free slots of this size."""
         del self._spare[chunk_index]
-        self._ever_carved[chunk_index] = 1
-        self._stages[chunk_index] = ChunkStage.CARVED
-        self._slot_bytes[chunk_index] = slot_bytes
         count = self.slots_in_chunk(slot_bytes)
         base = chunk_index * self.stride
         self._stacks[base : base + count] = np.arange(base + count - 1, base - 1, -1)
         self._counts[SlotState.FREE][chunk_index] = count
+        self._enter(chunk_index, slot_bytes)
+
+    def claim(self, chunk_index: int) -> None:
+        """An earlier run used this empty chunk: it has memory, and is not to be used yet."""
+        assert self._stages[chunk_index] == ChunkStage.EMPTY, f"chunk {chunk_index} is settled"
+        self._stages[chunk_index] = ChunkStage.CLAIMED
+        self._ever_carved[chunk_index] = 1
+
+    def adopt(self, chunk_index: int, slot_bytes: int, states: npt.NDArray[np.uint8]) -> None:
+        """Turn a claimed chunk into slots of this size, one `SlotState` each."""
+        assert self._stages[chunk_index] == ChunkStage.CLAIMED, f"chunk {chunk_index} is settled"
+        base = chunk_index * self.stride
+        free = np.flatnonzero(states == SlotState.FREE.value)[::-1] + base
+        self._stacks[base : base + len(free)] = free
+        for state, count in enumerate(np.bincount(states, minlength=_STATES).tolist()):
+            self._counts[state][chunk_index] = count
+        self._enter(chunk_index, slot_bytes)
+
+    def unclaim(self, chunk_index: int) -> None:
+        """Nothing is in a claimed chunk: it is spare."""
+        assert self._stages[chunk_index] == ChunkStage.CLAIMED, f"chunk {chunk_index} is settled"
+        self._stages[chunk_index] = ChunkStage.SPARE
+        self._spare[chunk_index] = None
+
+    def disclaim(self, chunk_index: int) -> None:
+        """A claimed chunk turned out never to have been carved: it may have no memory."""
+        assert self._stages[chunk_index] == ChunkStage.CLAIMED, f"chunk {chunk_index} is settled"
+        self._stages[chunk_index] = ChunkStage.EMPTY
+        self._ever_carved[chunk_index] = 0
+        self._next_empty = min(self._next_empty, chunk_index)
+
+    def _enter(self, chunk_index: int, slot_bytes: int) -> None:
+        """A chunk whose slots are counted becomes a carved one."""
+        self._ever_carved[chunk_index] = 1
+        self._stages[chunk_index] = ChunkStage.CARVED
+        self._slot_bytes[chunk_index] = slot_bytes
         if slot_bytes not in self._buckets:
             bucket_count = self._chunk_bytes.bit_length()
             self._buckets[slot_bytes] = [{} for _ in range(bucket_count)]
             self._totals[slot_bytes] = [0] * _STATES
-        self._totals[slot_bytes][SlotState.FREE] += count
-        self._buckets[slot_bytes][count.bit_length()][chunk_index] = None
+        for state, counts in enumerate(self._counts):
+            self._totals[slot_bytes][state] += counts[chunk_index]
+        free = self._counts[SlotState.FREE][chunk_index]
+        self._buckets[slot_bytes][free.bit_length()][chunk_index] = None
 
     def uncarve(self, chunk_index: int) -> None:
         """Turn a carved chunk, all its slots free, back into a spare one."""

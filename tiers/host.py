@@ -5,8 +5,8 @@ sessions and no leases; the control plane says which slots to lend, publish and 
 
 Invariants: a slot's header says WRITING before its descriptor can be handed out (I14) and READY
 only after everything else in it is written; a slot's generation grows each time it is lent or
-freed, and its upper half is the incarnation's, so a generation never means two owners; usage always
-equals a recount of the headers.
+freed, and its upper half is the incarnation's or an earlier one's, so a generation never means two
+owners; usage always equals a recount of the headers.
 
 Control thread, but for `populate_chunk`, which the worker thread calls. Nothing iterates over all
 slots: a tier of any size opens at once.
@@ -18,8 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from nexuskv.errors import ConfigError, NexusError, OutOfSpace
+from nexuskv.tiers.adopt import Adoption, find_segment
 from nexuskv.tiers.chunks import ChunkLedger, ChunkStage, SlotArray
-from nexuskv.tiers.folder import FolderLock, check_space, find_leftovers, lock_folder
+from nexuskv.tiers.folder import (
+    FolderLock,
+    check_space,
+    find_leftovers,
+    lock_folder,
+    segment_files,
+)
 from nexuskv.tiers.populate import Allocate, allocate
 from nexuskv.tiers.record import ParentState, SlotState
 from nexuskv.tiers.segment import ABSENT, SLOT_ALIGN_BYTES, Segment, SegmentRow, plan_segment
@@ -57,9 +64,12 @@ class HostTier:
         huge_pages: bool,
         incarnation: bytes,
         reap_s: float = 5.0,
+        adopt: bool = True,
         allocate: Allocate = allocate,
     ) -> "HostTier":
-        """Lock `folder`, discard what earlier runs left in it and make a new, empty segment.
+        """Lock `folder` and adopt the segment that an earlier run left in it, or make a new one.
+
+        Of an adopted segment only the header has been read: see `adoption`.
 
         Args:
             folder: the instance's own folder, made with mode 0700 when missing.
@@ -68,6 +78,7 @@ class HostTier:
             huge_pages: ask for huge pages when chunks are populated.
             incarnation: 8 random bytes of this run of the daemon.
             reap_s: how long to wait for the end of a worker that a dead daemon left here.
+            adopt: whether to; else what is there is discarded.
             allocate: how memory is had from the filesystem.
 
         Raises:
@@ -77,10 +88,13 @@ class HostTier:
         check_space(folder, header.capacity_bytes)
         lock = lock_folder(folder, reap_s=reap_s)
         try:
-            lock.discard_segments()
-            segment = Segment(folder, header, allocate=allocate)
+            segment = find_segment(lock, header, allocate=allocate) if adopt else None
+            if segment is None:
+                lock.discard_segments()
+                segment = Segment.create(folder, header, allocate=allocate)
         except NexusError:
-            lock.close(remove=True)
+            # What lies there may be adopted once the cause is gone.
+            lock.close(remove=not segment_files(folder))
             raise
         return cls(segment, lock, huge_pages=huge_pages, leftovers=find_leftovers(folder))
 
@@ -100,11 +114,22 @@ class HostTier:
             chunk_count=self.chunk_count, chunk_bytes=header.chunk_bytes, stride=stride
         )
         self._table = SlotTable(segment.records, segment.header.incarnation)
+        self.adoption = Adoption(segment, self._ledger, self._table)
 
     @property
     def slot_count(self) -> int:
         """Slot ids are below this, whatever the slot sizes."""
         return self.chunk_count * (self.chunk_bytes // SLOT_ALIGN_BYTES)
+
+    @property
+    def folder(self) -> Path:
+        """The instance's own folder."""
+        return self._lock.folder
+
+    @property
+    def adopted(self) -> bool:
+        """Whether the segment is one that an earlier run made."""
+        return self._segment.adopted
 
     @property
     def lock(self) -> FolderLock:
@@ -121,7 +146,7 @@ class HostTier:
     @property
     def populated_bytes(self) -> int:
         """Bytes of the chunks that have memory."""
-        stages = (ChunkStage.SPARE, ChunkStage.CARVED)
+        stages = (ChunkStage.SPARE, ChunkStage.CARVED, ChunkStage.CLAIMED)
         return sum(map(self._ledger.stage_count, stages)) * self.chunk_bytes
 
     @property
@@ -222,7 +247,7 @@ class HostTier:
         if len(slots):
             self._table.lend(
                 slots.astype(np.intp),
-                offsets_bytes=self._offsets(slots, slot_bytes),
+                offsets_bytes=self._ledger.offsets_bytes(slots, slot_bytes),
                 size_bytes=page_bytes or slot_bytes,
                 writer=(pid, start_time, session),
             )
@@ -451,13 +476,6 @@ class HostTier:
 
     def _bytes_in(self, state: SlotState) -> int:
         return sum(size * self._ledger.total(size, state) for size in self._ledger.sizes())
-
-    def _offsets(self, slots: SlotArray, slot_bytes: int) -> npt.NDArray[np.uint64]:
-        chunks, indexes = np.divmod(slots, np.uint32(self._ledger.stride))
-        offsets = chunks.astype(np.uint64)
-        offsets *= np.uint64(self.chunk_bytes)
-        offsets += indexes * np.uint64(slot_bytes)
-        return offsets
 
     def _check_slot_bytes(self, slot_bytes: int) -> None:
         if slot_bytes % SLOT_ALIGN_BYTES or not 0 < slot_bytes <= self.chunk_bytes:

@@ -191,5 +191,17 @@ def seal(batch: Batch) -> None:
     batch["own_checksum"] = np.fromiter(hashes, dtype=np.uint64, count=len(bodies))
 
 
+def intact(batch: Batch) -> npt.NDArray[np.bool_]:
+    """Which records of a batch `decode` would accept; shape (n,)."""
+    bodies: list[bytes] = batch.view(_SEAL_DTYPE)["hashed"].tolist()
+    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, bodies), np.uint64, count=len(bodies))
+    good: npt.NDArray[np.bool_] = batch["own_checksum"] == hashes
+    good &= batch["format_version"] == FORMAT_VERSION
+    good &= batch["state"] <= max(SlotState)
+    good &= batch["parent_state"] <= max(ParentState)
+    good &= batch["key_bytes"] <= KEY_BYTES_MAX
+    return good
+
+
 def _own_checksum(raw: bytes) -> int:
     return xxhash.xxh3_64_intdigest(raw[_HASHED_FROM:])

@@ -1,17 +1,21 @@
 """One segment's two files: page bytes in `data-…`, slot records in `table-…`.
 
-Both are sparse and sized once, at creation. They are never truncated, only unlinked: a client may
-map them long after the daemon has gone. The table starts with `HEADER_BYTES` that describe the
+Both are sparse. They may grow at a later start, but are never truncated, only unlinked: a client
+may map them long after the daemon has gone. A later daemon adopts them when their header is sound.
+The table starts with `HEADER_BYTES` that describe the
 geometry and identify the segment, then one record for every slot id.
 
 Control thread, but for `populate`, which any thread may call at any time, also during `close`.
 """
 
+import errno
 import mmap
 import os
+import stat
 import struct
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,6 +23,7 @@ import numpy as np
 import xxhash
 
 from nexuskv.errors import ConfigError, OutOfSpace
+from nexuskv.tiers.folder import DATA_PREFIX, TABLE_PREFIX
 from nexuskv.tiers.populate import Allocate, advise_huge, allocate, give_back
 from nexuskv.tiers.record import (
     FORMAT_VERSION,
@@ -26,6 +31,7 @@ from nexuskv.tiers.record import (
     RECORD_BYTES,
     RECORD_DTYPE,
     Batch,
+    SlotState,
 )
 
 MAGIC: Final = b"NEXUSKV\0"
@@ -89,38 +95,77 @@ class SegmentRow(NamedTuple):
 
 
 class Segment:
-    """The two open files and the daemon's mapping of the table.
+    """The two open files and the daemon's mapping of the table. Made by `create` or `adopt`.
 
     `records` has one record for each slot id. Only rows in regions that `reserve_records`
-    covered may be touched: beyond them lie holes.
+    covered may be touched: beyond them lie holes. `adopted` says whether an earlier run made it.
     """
 
-    def __init__(self, folder: Path, header: TableHeader, *, allocate: Allocate = allocate) -> None:
-        """Create both files. They must not exist.
+    def __init__(self, files: "SegmentFiles", header: TableHeader, *, allocate: Allocate) -> None:
+        """Use `create` or `adopt`. Writes the header, then maps the table."""
+        self.header = header
+        self.data_path = files.data_path
+        self.table_path = files.table_path
+        self.adopted = files.header is not None
+        self._allocate = allocate
+        self._guard = threading.Lock()  # between close() here and populate() on another thread
+        self._fds = [files.data_fd, files.table_fd]
+        self._data_fd, self._table_fd = self._fds
+        # Written by one call into one page: whoever is killed leaves the old header or the new.
+        os.pwrite(self._table_fd, header.encode(), 0)
+        self._map = mmap.mmap(self._table_fd, header.table_bytes)
+        self._records: Batch | None = np.frombuffer(
+            self._map, dtype=RECORD_DTYPE, offset=HEADER_BYTES
+        )
+
+    @classmethod
+    def create(
+        cls, folder: Path, header: TableHeader, *, allocate: Allocate = allocate
+    ) -> "Segment":
+        """Make both files. They must not exist.
 
         Raises:
             ConfigError: a file exists or cannot be made.
         """
         name = header.incarnation[:4].hex()
-        self.header = header
-        self.data_path = folder / f"data-{name}"
-        self.table_path = folder / f"table-{name}"
-        self._allocate = allocate
-        self._guard = threading.Lock()  # between close() here and populate() on another thread
-        self._fds: list[int] = []
+        paths = folder / f"{DATA_PREFIX}{name}", folder / f"{TABLE_PREFIX}{name}"
+        sizes = header.capacity_bytes, header.table_bytes
+        fds: list[int] = []
         try:
-            self._data_fd = self._create(self.data_path, header.capacity_bytes)
-            self._table_fd = self._create(self.table_path, header.table_bytes)
-            self._allocate(self._table_fd, 0, HEADER_BYTES)
-            os.pwrite(self._table_fd, header.encode(), 0)
-            self._map = mmap.mmap(self._table_fd, header.table_bytes)
+            for path, size_bytes in zip(paths, sizes, strict=True):
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                fds.append(os.open(path, flags, 0o600))
+                os.ftruncate(fds[-1], size_bytes)
+            allocate(fds[1], 0, HEADER_BYTES)
+            return cls(SegmentFiles(*paths, fds[0], fds[1], None), header, allocate=allocate)
         except (OSError, OutOfSpace) as exc:
-            self._close_files()
-            self._unlink()
+            for fd, path in zip(fds, paths, strict=False):
+                os.close(fd)
+                path.unlink(missing_ok=True)
             raise ConfigError(f"cannot make a segment in {folder}: {exc}") from exc
-        self._records: Batch | None = np.frombuffer(
-            self._map, dtype=RECORD_DTYPE, offset=HEADER_BYTES
-        )
+
+    @classmethod
+    def adopt(
+        cls, files: "SegmentFiles", wanted: TableHeader, *, allocate: Allocate = allocate
+    ) -> "Segment":
+        """Take over the files of an earlier run, in the capacity and for the run of `wanted`.
+
+        Raises:
+            ConfigError: they cannot be grown or mapped; they are closed then.
+        """
+        assert files.header is not None
+        header = replace(wanted, instance_id=files.header.instance_id)
+        try:
+            for fd, size_bytes in (
+                (files.data_fd, header.capacity_bytes),
+                (files.table_fd, header.table_bytes),
+            ):
+                if os.fstat(fd).st_size < size_bytes:
+                    os.ftruncate(fd, size_bytes)
+            return cls(files, header, allocate=allocate)
+        except OSError as exc:
+            files.close()
+            raise ConfigError(f"cannot adopt the segment {files.data_path}: {exc}") from exc
 
     @property
     def records(self) -> Batch:
@@ -179,29 +224,139 @@ class Segment:
         """
         give_back(self._data_fd, offset_bytes, length_bytes)
 
+    def rows_on_record(self) -> list[tuple[int, int]]:
+        """Stretches of slot ids, [first, end), ascending, in which records may have been written.
+
+        Asks the filesystem where the table has data, so it costs little however large the table.
+        """
+        found: list[tuple[int, int]] = []
+        for start, end in _data_extents(self._table_fd, HEADER_BYTES, self.header.table_bytes):
+            first = (start - HEADER_BYTES) // RECORD_BYTES
+            found.append((first, -(-(end - HEADER_BYTES) // RECORD_BYTES)))
+        return found
+
+    def forget_surplus_pages(self) -> None:
+        """Zero the records of committed pages above the capacity: no later run may find them.
+
+        Records of slots that may still be written stay, for a run that raises the capacity again.
+        """
+        surplus_bytes = os.fstat(self._table_fd).st_size
+        for start, end in _data_extents(self._table_fd, self.header.table_bytes, surplus_bytes):
+            skipped = start % mmap.PAGESIZE
+            length = end - start + skipped
+            with mmap.mmap(self._table_fd, length, offset=start - skipped) as mapped:
+                rows = np.frombuffer(mapped, dtype=RECORD_DTYPE, offset=skipped)
+                rows[rows["state"] == SlotState.READY.value] = np.zeros(1, dtype=RECORD_DTYPE)
+                del rows
+
+    @property
+    def has_surplus(self) -> bool:
+        """Whether memory lies above the capacity, left by a run with a larger one."""
+        return any(True for _ in self._surplus())
+
+    def give_back_surplus(self) -> None:
+        """Return memory above the capacity. Only when no process of an earlier run maps it.
+
+        Raises:
+            OutOfSpace: the filesystem cannot do that.
+        """
+        for fd, start, end in self._surplus():
+            give_back(fd, start, end - start)
+
+    def _surplus(self) -> Iterator[tuple[int, int, int]]:
+        # Records first: a record says that its chunk has memory.
+        for fd, start in (
+            (self._table_fd, self.header.table_bytes),
+            (self._data_fd, self.header.capacity_bytes),
+        ):
+            found = os.fstat(fd)
+            # Reserved but untouched memory does not count as data, so the blocks must tell.
+            if found.st_size > start and found.st_blocks:
+                yield fd, start, found.st_size
+
     def close(self, *, unlink: bool) -> None:
         """Unmap and close, and with `unlink` remove both files. Idempotent."""
         self._records = None
         self._map.close()
         with self._guard:
-            self._close_files()
+            while self._fds:
+                os.close(self._fds.pop())
         if unlink:
-            self._unlink()
+            self.data_path.unlink(missing_ok=True)
+            self.table_path.unlink(missing_ok=True)
 
-    def _create(self, path: Path, size_bytes: int) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
-        self._fds.append(fd)
-        os.ftruncate(fd, size_bytes)
-        return fd
 
-    def _close_files(self) -> None:
-        while self._fds:
-            os.close(self._fds.pop())
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """A pair of open segment files; `header` is what their table said, None for new ones."""
 
-    def _unlink(self) -> None:
-        self.data_path.unlink(missing_ok=True)
-        self.table_path.unlink(missing_ok=True)
+    data_path: Path
+    table_path: Path
+    data_fd: int
+    table_fd: int
+    header: TableHeader | None
+
+    def close(self) -> None:
+        """Close both."""
+        os.close(self.data_fd)
+        os.close(self.table_fd)
+
+
+def open_segment(table_path: Path, chunk_bytes: int) -> SegmentFiles | str:
+    """Open what an earlier run left, if it can be adopted.
+
+    Returns:
+        The files, or why they cannot be adopted.
+    """
+    data_path = table_path.with_name(DATA_PREFIX + table_path.name.removeprefix(TABLE_PREFIX))
+    fds: list[int] = []
+    try:
+        for path in (data_path, table_path):
+            fds.append(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+        header = TableHeader.decode(os.pread(fds[1], HEADER_BYTES, 0))
+        reason = _why_not(header, [os.fstat(fd) for fd in fds], chunk_bytes)
+    except OSError as exc:
+        header, reason = None, str(exc)
+    if header is None or reason:
+        for fd in fds:
+            os.close(fd)
+        return reason
+    return SegmentFiles(data_path, table_path, fds[0], fds[1], header)
+
+
+def _why_not(header: TableHeader | None, found: list[os.stat_result], chunk_bytes: int) -> str:
+    """Why files with this header cannot be adopted; empty when they can."""
+    if header is None:
+        return "its header is damaged, or of another program or version"
+    if header.chunk_bytes != chunk_bytes:
+        return f"it has chunks of {header.chunk_bytes} bytes, now {chunk_bytes} (chunk_bytes)"
+    chunk_count, rest = divmod(header.capacity_bytes, chunk_bytes)
+    slot_count = chunk_count * (chunk_bytes // SLOT_ALIGN_BYTES)
+    if rest or header.table_bytes != HEADER_BYTES + slot_count * RECORD_BYTES:
+        return "its header contradicts itself"
+    for each, least_bytes in zip(found, (header.capacity_bytes, header.table_bytes), strict=True):
+        if not stat.S_ISREG(each.st_mode) or each.st_uid != os.geteuid():
+            return "a file of it is no regular file of this user"
+        if each.st_size < least_bytes:
+            return f"a file of it has {each.st_size} bytes, its header says {least_bytes}"
+    return ""
+
+
+def _data_extents(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where a file has data between two offsets, as (start, end)."""
+    at = start
+    while at < end:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:
+                return
+            raise
+        if at >= end:
+            return
+        hole = min(end, os.lseek(fd, at, os.SEEK_HOLE))
+        yield at, hole
+        at = hole
 
 
 def plan_segment(

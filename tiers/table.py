@@ -184,6 +184,40 @@ class SlotTable:
             self._renew(at)
         self._store(at, batch, state)
 
+    # --- taking over from an earlier run
+
+    def records_between(self, first_slot: int, end_slot: int) -> Batch:
+        """The records of consecutive slots; a copy, whatever they say."""
+        return self._shared[first_slot:end_slot].copy()
+
+    def recall(self, first_slot: int, batch: Batch, intact: npt.NDArray[np.bool_]) -> None:
+        """Go on from the generations that intact records of consecutive slots name."""
+        known = np.where(intact, batch["generation"], np.uint64(0))
+        self._generations[first_slot : first_slot + len(batch)] = known
+
+    def adopt(
+        self,
+        at: Places,
+        *,
+        states: npt.NDArray[np.uint8],
+        offsets_bytes: npt.NDArray[np.uint64],
+        checksums: npt.NDArray[np.uint64],
+    ) -> None:
+        """Take over slots as they are: their records stay, their generations were recalled."""
+        self._sizes[at] = _HOST_SEGMENT_ID + _ONE_BYTE
+        self._offsets[at] = offsets_bytes
+        self._checksums[at] = checksums
+        self._states[at] = states
+
+    def strike(self, at: Places) -> None:
+        """Make records of slots that were not adopted yet say that the page has gone."""
+        batch = new_batch(len(at))
+        batch["state"] = SlotState.UNLINKED.value
+        batch["slot"] = at
+        batch["generation"] = self._shared["generation"][at]
+        seal(batch)
+        self._shared.view(_ROW)[at] = batch.view(_ROW)
+
     def close(self) -> None:
         """Let go of the shared records, so that they can be unmapped. Idempotent."""
         self._records = None

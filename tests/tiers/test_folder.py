@@ -207,7 +207,7 @@ def test_close_without_unlink_leaves_the_files_and_frees_the_lock(
     open_tier().close(unlink=False)
     assert len(segment_files(folder)) == 2
     open_tier(incarnation=bytes(range(8)))
-    assert [path.name for path in segment_files(folder)] == ["data-00010203", "table-00010203"]
+    assert [path.name for path in segment_files(folder)] == ["data-a1b2c3d4", "table-a1b2c3d4"]
 
 
 def test_close_is_idempotent(open_tier: OpenTier) -> None:
