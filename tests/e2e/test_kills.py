@@ -106,7 +106,8 @@ class Run:
             heard, _, _ = select.select(list(working.values()), [], [], left_s)
             assert heard or until_s is not None, "a filler hangs"
             for name in [name for name, child in working.items() if child in heard]:
-                if any([self._known[name].note(line) for line in self._lines(name)]):
+                notes = [self._known[name].note(line) for line in self._lines(name)]
+                if any(notes):
                     del working[name]
 
     def _lines(self, name: str) -> list[str]:
