@@ -3,6 +3,7 @@
 #   make demo [DEMO_S=30]   replay a request trace through a real daemon, every byte verified
 #   make test               all tests but those that need a GPU, minutes, or an engine
 #   make test-engines       the tests against real engines, each in its own environment
+#   make soak               the tests that run for minutes: chaos, a hundred kills
 #   make check              ruff, mypy, basedpyright, the layout and import rules
 #   make bench              every benchmark beside its limit
 #   make setup              only install: what each of the above does first
@@ -20,7 +21,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 DEMO_S ?=
-BENCH_TOPICS := shm control index start hitrate
+BENCH_TOPICS := shm control index start hitrate ssd restart
 # Fewer engine tests than this is a failure: an engine that does not import must not pass by silence.
 VLLM_TESTS_MIN := 86
 
@@ -66,11 +67,11 @@ install_missing() { \
 }
 endef
 
-.PHONY: help setup demo test test-engines test-vllm check bench clean \
+.PHONY: help setup demo test soak test-engines test-vllm check bench clean \
   system-packages vllm-packages
 
 help:
-	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile
 
 setup: $(PROJECT_STAMP)
 
@@ -80,6 +81,10 @@ demo: setup
 test: setup
 	@echo "make: tests, without gpu, soak and engine" >&2
 	@.venv/bin/pytest -m "not gpu and not soak and not engine"
+
+soak: setup
+	@echo "make: tests that run for minutes" >&2
+	@.venv/bin/pytest -m soak -s
 
 check: setup
 	@echo "make: ruff" >&2
