@@ -44,6 +44,13 @@ def scratch_folder(purpose: str) -> Generator[Path, None, None]:
         shutil.rmtree(folder)
 
 
+@contextlib.contextmanager
+def disk_folder(purpose: str) -> Generator[Path, None, None]:
+    """A private folder for pages on disk, where TMPDIR says; removed at the end."""
+    with tempfile.TemporaryDirectory(prefix=f"nexuskv-{purpose}-") as folder:
+        yield Path(folder)
+
+
 def _has_room(folder: Path) -> bool:
     if not os.access(folder, os.W_OK):
         return False

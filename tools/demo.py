@@ -1,6 +1,8 @@
 """The demo: a daemon, several client processes, a real request trace, every byte checked.
 
-Owns the processes and their scratch folder; all are gone when `run` returns or raises.
+Host memory is small and the rest lies on disk. In the middle the daemon is killed and started
+again, and what it held then is asked for once more. Owns the processes and their folders; all are
+gone when the context of `running` ends.
 """
 
 import json
@@ -20,16 +22,31 @@ from nexuskv.client.store import Store
 from nexuskv.config import GIB, MIB, load_config
 from nexuskv.errors import NexusError, OutOfSpace
 from nexuskv.tools import replay
-from nexuskv.tools.daemon_process import DaemonProcess, scratch_folder
-from nexuskv.tools.demo_client import NUMBER_BYTES, Tally
+from nexuskv.tools.daemon_process import DaemonProcess, disk_folder, scratch_folder
+from nexuskv.tools.demo_client import NUMBER_BYTES, Client, Tally
 from nexuskv.tools.progress import Progress
 from nexuskv.tools.trace import Request, read_trace
 
 CLIENTS: Final = 3
 GRACE_S: Final = 60.0  # for the requests that run when the time is over, and for a slow start
-MEMORY_BYTES: Final = GIB
+MEMORY_BYTES: Final = 384 * MIB
 MEMORY_LEAST_BYTES: Final = 64 * MIB
 CHUNK_BYTES: Final = 16 * MIB
+SSD_BYTES: Final = 4 * GIB
+SSD_LEAST_BYTES: Final = GIB
+SSD_FILE_BYTES: Final = 256 * MIB
+ASKED_AGAIN: Final = 200  # requests, the last ones before the restart
+
+
+@dataclass(slots=True)
+class Restart:
+    """What came of killing the daemon: pages of the last requests before, and the same after."""
+
+    down_s: float = 0.0  # from the kill until the next daemon was ready
+    held: int = 0
+    host: int = 0  # served from host memory that the killed daemon left
+    ssd: int = 0
+    wrong: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +54,11 @@ class Outcome:
     """What the demo measured."""
 
     tally: Tally
+    restart: Restart
     clients: int
     elapsed_s: float
     host_memory_bytes: int
+    ssd_bytes: int  # 0: there was no disk space for it
     infinite_hits: int  # of a store without bounds, on the same requests
 
     @property
@@ -75,22 +94,66 @@ def running(*, seconds: float) -> Generator[tuple[Outcome, Store], None, None]:
         OutOfSpace: there is no room for even a small store.
         NexusError: the daemon or a client failed.
     """
-    with scratch_folder("demo") as folder:
-        memory_bytes = _memory(folder)
-        flags = {"host_memory": memory_bytes, "chunk_bytes": CHUNK_BYTES}
+    with scratch_folder("demo") as folder, disk_folder("demo") as disk:
+        memory_bytes, ssd_bytes = _memory(folder), _ssd(disk)
+        flags: dict[str, object] = {"host_memory": memory_bytes, "chunk_bytes": CHUNK_BYTES}
+        if ssd_bytes:
+            flags |= {
+                "ssd_dir": disk / "ssd",
+                "ssd_capacity": ssd_bytes,
+                "ssd_file_bytes": SSD_FILE_BYTES,
+            }
         with DaemonProcess(folder, flags=flags) as daemon:
             requests = list(read_trace(replay.TRACE))
-            start_s = time.monotonic()
-            tally = _replay(daemon.url, len(requests), seconds)
+            first, first_s = _replay(daemon.url, range(len(requests)), seconds / 2)
+            restart = _restart(daemon, requests[: first.requests])
+            rest = range(first.requests, len(requests))
+            second, second_s = _replay(daemon.url, rest, seconds / 2)
+            tally = _sum((first, second))
             outcome = Outcome(
                 tally=tally,
+                restart=restart,
                 clients=CLIENTS,
-                elapsed_s=time.monotonic() - start_s,
+                elapsed_s=first_s + second_s,
                 host_memory_bytes=memory_bytes,
+                ssd_bytes=ssd_bytes,
                 infinite_hits=_infinite(requests[: tally.requests]),
             )
             with connect(daemon.url, load_config(env={}).config) as store:
                 yield outcome, store
+
+
+def _restart(daemon: DaemonProcess, requests: Sequence[Request]) -> Restart:
+    """Kill the daemon, start another on its folders, and look for what the last requests had."""
+    chains = [
+        [replay.key_of(hash_id) for hash_id in request.hash_ids]
+        for request in requests[-ASKED_AGAIN:]
+    ]
+    found = Restart()
+    with connect(daemon.url, load_config(env={}).config) as store:
+        space = replay.space_of(store)
+        found.held = sum(space.match(keys).page_count for keys in chains)
+    start_s = time.monotonic()
+    daemon.kill()
+    daemon.start()
+    found.down_s = time.monotonic() - start_s
+    with connect(daemon.url, load_config(env={}).config) as store:
+        _wait_recovered(store)
+        client = Client(replay.space_of(store))
+        for keys in chains:
+            client.look(keys)
+    found.host = client.tally.hits - client.tally.ssd_hits
+    found.ssd, found.wrong = client.tally.ssd_hits, client.tally.wrong
+    return found
+
+
+def _wait_recovered(store: Store) -> None:
+    """Wait until the daemon has taken in what it found; `recovering` is 0 then."""
+    end_s = time.monotonic() + GRACE_S
+    while time.monotonic() < end_s:
+        gauges = store.stats()["gauges"]
+        if not (isinstance(gauges, dict) and gauges.get("recovering")):
+            return
 
 
 def _infinite(requests: Sequence[Request]) -> int:
@@ -107,8 +170,16 @@ def _memory(folder: Path) -> int:
     return min(MEMORY_BYTES, free // CHUNK_BYTES * CHUNK_BYTES)
 
 
-def _replay(url: str, request_count: int, seconds: float) -> Tally:
-    """Let the clients replay the requests; the sum of what they did."""
+def _ssd(folder: Path) -> int:
+    """Bytes for pages on disk: the usual, or half of what is left; 0 where that is too little."""
+    room = os.statvfs(folder)
+    free = room.f_bavail * room.f_frsize // 2 // SSD_FILE_BYTES * SSD_FILE_BYTES
+    return min(SSD_BYTES, free) if free >= SSD_LEAST_BYTES else 0
+
+
+def _replay(url: str, requests: range, seconds: float) -> tuple[Tally, float]:
+    """Let the clients replay these requests; the sum of what they did, and how long it took."""
+    start_s = time.monotonic()
     queue, feed = os.pipe()
     clients: list[subprocess.Popen[str]] = []
     try:
@@ -117,14 +188,12 @@ def _replay(url: str, request_count: int, seconds: float) -> Tally:
         finally:
             os.close(queue)
             with os.fdopen(feed, "wb") as numbers:
-                numbers.write(
-                    b"".join(n.to_bytes(NUMBER_BYTES, "little") for n in range(request_count))
-                )
-        tallies = _follow(clients, request_count, seconds)
+                numbers.write(b"".join(n.to_bytes(NUMBER_BYTES, "little") for n in requests))
+        tallies = _follow(clients, len(requests), seconds)
         for client in clients:
             if client.wait(GRACE_S):
                 raise NexusError(f"a client process ended with status {client.returncode}")
-        return _sum(tallies)
+        return _sum(tallies), time.monotonic() - start_s
     finally:
         for client in clients:
             client.kill()
@@ -174,7 +243,7 @@ def _show(progress: Progress, tally: Tally, request_count: int, time_share: floa
     progress.show(
         max(tally.requests / request_count, min(time_share, 1.0)),
         f"{tally.requests} requests, {tally.hits / max(tally.pages, 1):.1%} of pages found, "
-        f"{moved:.1f} GB moved, {tally.wrong} wrong",
+        f"{tally.ssd_hits} on disk, {moved:.1f} GB moved, {tally.wrong} wrong",
     )
 
 

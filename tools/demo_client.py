@@ -29,6 +29,7 @@ class Tally:
     requests: int = 0
     pages: int = 0
     hits: int = 0
+    ssd_hits: int = 0  # of those, loaded from disk
     stored: int = 0
     failed: int = 0  # pages matched but not got, or not stored
     wrong: int = 0  # pages whose bytes differ
@@ -49,13 +50,19 @@ class Client:
 
     def replay(self, hash_ids: tuple[int, ...]) -> None:
         """One request: load the prefix that is held, store the rest as an engine would."""
-        tally = self.tally
         keys = [replay.key_of(hash_id) for hash_id in hash_ids]
-        hits = self._get(keys[: self._space.match(keys).page_count])
+        self._put(keys, self.look(keys))
+
+    def look(self, keys: list[bytes]) -> int:
+        """Load the prefix that is held, checked; how many pages."""
+        tally = self.tally
+        match = self._space.match(keys)
+        hits = self._get(keys[: match.page_count])
         tally.requests += 1
         tally.pages += len(keys)
         tally.hits += hits
-        self._put(keys, hits)
+        tally.ssd_hits += max(0, hits - match.tier_counts.get("host", hits))
+        return hits
 
     def _get(self, keys: list[bytes]) -> int:
         """Load a prefix; how many pages of it arrived, in a row."""
@@ -92,15 +99,7 @@ def main(url: str, seconds: float) -> int:
     """Replay until the queue or the time ends."""
     requests = list(read_trace(replay.TRACE))
     with connect(url, load_config(env={}).config) as store:
-        client = Client(
-            store.namespace(
-                model=replay.MODEL,
-                dtype="uint8",
-                page_tokens=replay.PAGE_TOKENS,
-                page_bytes=replay.PAGE_BYTES,
-                key_bytes=replay.KEY_BYTES,
-            )
-        )
+        client = Client(replay.space_of(store))
         end_s = time.monotonic() + seconds
         report_s = 0.0
         while (now_s := time.monotonic()) < end_s:

@@ -7,9 +7,13 @@ nothing and checking one is a comparison; two pages are equal nowhere but by cha
 import random
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import xxhash
+
+if TYPE_CHECKING:
+    from nexuskv.client.space import Space
+    from nexuskv.client.store import Store
 
 TRACE: Final = "conversation"
 PAGE_BYTES: Final = 64 * 1024
@@ -25,6 +29,17 @@ _NOISE_BYTES: Final = 8 * 1024**2
 def key_of(hash_id: int) -> bytes:
     """The page key of a trace's hash id, which stands for its tokens and all before them."""
     return xxhash.xxh3_128_digest(f"{TRACE} {hash_id}".encode())
+
+
+def space_of(store: "Store") -> "Space":
+    """The namespace of the pages."""
+    return store.namespace(
+        model=MODEL,
+        dtype="uint8",
+        page_tokens=PAGE_TOKENS,
+        page_bytes=PAGE_BYTES,
+        key_bytes=KEY_BYTES,
+    )
 
 
 class PageBytes:

@@ -27,6 +27,14 @@ TOPICS: Final = {
         "Measure the prefix index alone: match, put, evict, memory and stalls.",
         "Seconds and bytes a page.",
     ),
+    "ssd": (
+        "Measure cold gets beside raw disk reads, puts beside copies, lookups beside a busy disk.",
+        "GB/s are 10^9 bytes a second; bytes written are those a byte of pages costs.",
+    ),
+    "restart": (
+        "Measure how long a daemon takes to serve what it held before it was killed.",
+        "Seconds from its start to a hit of every page of every chain that is asked for.",
+    ),
     "start": (
         "Measure how long a daemon takes to answer, and an import.",
         "Seconds.",
@@ -57,6 +65,9 @@ def show(topic: str, rows: Sequence[Mapping[str, object]], *, as_json: bool) -> 
         print_json(report(topic, rows))
     else:
         _print(rows)
+        for each in rows:
+            if each.get("note"):
+                say(f"{each['name']}: {each['note']}")
     for name in (broken := broken_limits(rows)):
         say(f"{name} beats its physical limit: the limit was measured wrongly")
     return 1 if broken else 0
