@@ -30,6 +30,7 @@ LAYERS = {
     "nexuskv.index": "index",
     "nexuskv.index.leases": "leases",
     "nexuskv.tiers": "tiers",
+    "nexuskv.tiers.rocks": "rocks",
     "nexuskv.dataplane": "dataplane",
     "nexuskv.dataplane.device": "device",
     "nexuskv.dataplane.mooncake": "mooncake",
@@ -53,7 +54,8 @@ EDGES: dict[str, set[str]] = {
     "vocabulary": set(),
     "index": set(),
     "leases": set(),
-    "tiers": set(),
+    "tiers": {"rocks"},
+    "rocks": set(),
     "dataplane": {"device", "mooncake"},
     "device": {"dataplane"},
     "mooncake": {"dataplane"},
@@ -74,6 +76,7 @@ LIBRARIES: dict[str, set[str]] = {
     "vocabulary": {"xxhash"},
     "leases": {"numpy"},
     "tiers": {"numpy", "xxhash"},
+    "rocks": {"rocksdict"},
     "dataplane": {"xxhash"},
     "device": {"torch", "cupy"},
     "mooncake": {"mooncake"},
@@ -86,7 +89,13 @@ LIBRARIES: dict[str, set[str]] = {
     "bench": {"numpy", "xxhash", "msgpack", "zmq"},
 }
 # Optional or heavy: only inside a function, so that importing the layer never loads them.
-LAZY = {("client", "zmq"), ("mooncake", "mooncake"), ("device", "torch"), ("device", "cupy")}
+LAZY = {
+    ("client", "zmq"),
+    ("rocks", "rocksdict"),
+    ("mooncake", "mooncake"),
+    ("device", "torch"),
+    ("device", "cupy"),
+}
 
 READ_ENVIRONMENT = ("nexuskv.config", "nexuskv.tools.cli")
 # The outer edges, where an unexpected error becomes a log line and a counter: the daemon's loop and
@@ -257,6 +266,9 @@ PLANTED = [
     ("nexuskv.index.radix", "def f():\n    import numpy", "index imports numpy"),
     ("nexuskv.index.radix", "import nexuskv.control", "index imports control"),
     ("nexuskv.tiers.host", "from nexuskv import index", "tiers imports index"),
+    ("nexuskv.tiers.catalogue", "def f():\n    import rocksdict", "tiers imports rocksdict"),
+    ("nexuskv.tiers.rocks", "import rocksdict", "rocks imports rocksdict at module level"),
+    ("nexuskv.control.x", "from nexuskv.tiers.rocks import Rocks", "control imports rocks"),
     ("nexuskv.dataplane.shm", "from nexuskv.protocol import VERSION", "dataplane imports protocol"),
     ("nexuskv.dataplane.shm", "import numpy as np", "dataplane imports numpy"),
     ("nexuskv.dataplane.shm", "def f():\n    import torch", "dataplane imports torch"),
@@ -336,9 +348,19 @@ def test_what_is_allowed_is_no_breach(module: str, source: str) -> None:
     assert breaches(module, source) == []
 
 
-@pytest.mark.parametrize("module", ["nexuskv", "nexuskv.index.radix", "nexuskv.client.store"])
-def test_import_loads_no_heavy_library(module: str) -> None:
-    code = f"import sys, {module}\nprint({{'numpy', 'torch', 'zmq'}} & set(sys.modules))"
+@pytest.mark.parametrize(
+    ("module", "libraries"),
+    [
+        *(
+            (module, {"numpy", "torch", "zmq", "rocksdict"})
+            for module in ("nexuskv", "nexuskv.index.radix", "nexuskv.client.store")
+        ),
+        ("nexuskv.control.control", {"torch", "rocksdict"}),
+        ("nexuskv.tiers.catalogue", {"rocksdict"}),
+    ],
+)
+def test_import_loads_no_heavy_library(module: str, libraries: set[str]) -> None:
+    code = f"import sys, {module}\nprint({libraries!r} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/"
     )
