@@ -149,7 +149,7 @@ class Acquire:
         if not self._times.load:
             return wait_s, 0.0
         left_s = min(self._times.deadline_s - now_s, config.transfer_timeout_s)
-        return wait_s, max(0.0, left_s) * LOAD_SHARE
+        return wait_s, min(max(0.0, left_s) * LOAD_SHARE, limits.acquire_wait_max_s)
 
     def _taken(self, body: list[object]) -> list[Run]:
         self._claim.state = state_of(body[1])

@@ -54,6 +54,15 @@ def test_the_time_to_load_is_what_is_left_of_the_transfer(daemon: FakeDaemon) ->
     assert 0 < load_ms < 4000
 
 
+def test_the_time_to_load_is_no_longer_than_the_daemon_lets_an_acquire_wait(
+    daemon: FakeDaemon,
+) -> None:
+    daemon.limits = {"acquire_wait_max_ms": 500}
+    with connect(daemon.url, quick(transfer_timeout_s=4.0)) as store:
+        space_of(store).get(keys_of(1), into=room(1))
+    assert sent(daemon, Type.ACQUIRE)[0][5] == 500
+
+
 def test_a_chain_passes_through_a_window_that_holds_one_group(
     space: Space, daemon: FakeDaemon, keys: list[bytes]
 ) -> None:
