@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nexuskv.errors import ConfigError
 from nexuskv.tiers.arrays import lazy_zeros
-from nexuskv.tiers.host import SlotArray
+from nexuskv.tiers.chunks import SlotArray
 
 Tags = npt.NDArray[np.uint64]
 
@@ -162,4 +162,5 @@ def page_tags(namespace_id: bytes, keys: bytes, count: int) -> Tags:
         words = np.ascontiguousarray(rows[:, at : at + _WORD_BYTES]).view("<u8")[:, 0]
         tags = (tags ^ words) * _MIX
         tags ^= tags >> _HALF
-    return tags | np.uint64(1)
+    tags[tags == 0] = 1  # 0 is an empty place
+    return tags
