@@ -34,6 +34,9 @@ def _settings(capsys: Capture, *argv: str) -> dict[str, dict[str, object]]:
         ["ping", "--count", "many"],
         ["ping", "--url", "http://nowhere"],
         ["page", "ls", "--limit", "0"],
+        ["page", "get", "no-hex", "--out", "page"],
+        ["verify", "--tier", "hbm"],
+        ["verify", "--rate", "fast"],
         ["tree", "--depth", "-1"],
         ["bench", "no-such-topic"],
         ["demo", "--seconds", "0"],
@@ -55,7 +58,18 @@ def test_wrong_usage_is_status_2_with_words_on_stderr(argv: list[str], capsys: C
 
 
 @pytest.mark.parametrize(
-    "words", ["ping", "status", "tree", "page ls", "lease ls", "session ls", "chunk ls"]
+    "words",
+    [
+        "ping",
+        "status",
+        "tree",
+        "page ls",
+        "page get 00 --json",
+        "verify",
+        "lease ls",
+        "session ls",
+        "chunk ls",
+    ],
 )
 def test_without_a_daemon_a_command_is_status_3(
     words: str, tmp_path: Path, capsys: Capture
@@ -75,7 +89,18 @@ def test_the_url_may_come_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    "words", ["ping", "status", "tree", "page ls", "lease ls", "session ls", "chunk ls"]
+    "words",
+    [
+        "ping",
+        "status",
+        "tree",
+        "page ls",
+        "page get 00 --json",
+        "verify",
+        "lease ls",
+        "session ls",
+        "chunk ls",
+    ],
 )
 def test_a_name_given_wins_over_the_url_of_the_environment(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
