@@ -108,6 +108,7 @@ class Config:
         16 * KIB, "smaller pages take a slot of this size on the ssd", "size", 4 * KIB
     )
     ssd_threads: int = _set(8, "reads and writes of the ssd at a time", "count", 1, 256)
+    ssd_open_files: int = _set(256, "slab files kept open", "count", 1, 65536)
     ssd_errors_max: int = _set(
         16, "errors in a row after which the ssd tier leaves service", "count", 1
     )

@@ -132,6 +132,7 @@ def worker_settings(config: Config, tier: HostTier) -> WorkerSettings:
         ssd_file_bytes=config.ssd_file_bytes,
         ssd_slot_bytes_min=config.ssd_slot_bytes_min,
         ssd_threads=config.ssd_threads,
+        ssd_open_files=config.ssd_open_files,
         ssd_errors_max=config.ssd_errors_max,
     )
 

@@ -38,6 +38,7 @@ LAYERS = {
     "nexuskv.control": "control",
     "nexuskv.worker": "worker",
     "nexuskv.worker.commands": "commands",
+    "nexuskv.worker.codec": "commands",
     "nexuskv.client": "client",
     "nexuskv.serve": "serve",
     "nexuskv.adapters": "adapters",
@@ -64,7 +65,7 @@ EDGES: dict[str, set[str]] = {
     "control": {"protocol", "index", "leases", "tiers", "commands"},
     "worker": {"protocol", "tiers", "dataplane", "commands"},
     "client": {"protocol", "dataplane"},
-    "serve": {"control", "worker", "protocol", "tiers"},  # opens the tier that both are given
+    "serve": {"control", "commands", "protocol", "tiers"},  # opens the tier that both are given
     "adapters": {"client", "device"},
     "tools": {"client"},
     "cli": {"client", "tools", "bench", "serve"},
@@ -81,6 +82,7 @@ LIBRARIES: dict[str, set[str]] = {
     "device": {"torch", "cupy"},
     "mooncake": {"mooncake"},
     "protocol": {"msgpack"},
+    "commands": {"msgpack"},
     "control": {"numpy", "msgpack", "zmq"},
     "worker": {"numpy"},
     "client": {"zmq"},
@@ -103,7 +105,7 @@ READ_ENVIRONMENT = ("nexuskv.config", "nexuskv.tools.cli")
 CATCH_ALL = (
     "nexuskv.control.loop",
     "nexuskv.control.dispatch",
-    "nexuskv.worker.worker",
+    "nexuskv.worker.lanes",
     "nexuskv.adapters.vllm.connector",
     "nexuskv.tools.cli",
 )
@@ -286,7 +288,7 @@ PLANTED = [
     ("nexuskv.key", "import nexuskv\nnexuskv.connect()", "vocabulary imports client"),
     ("nexuskv.key", "import zmq", "vocabulary imports zmq"),
     ("nexuskv.protocol", "from nexuskv.client import store", "protocol imports client"),
-    ("nexuskv.control.x", "import nexuskv.worker.worker", "control imports worker"),
+    ("nexuskv.control.x", "import nexuskv.worker.engine", "control imports worker"),
     ("nexuskv.serve", "from nexuskv.index import radix", "serve imports index"),
     ("nexuskv.adapters.vllm.worker", "import nexuskv.protocol", "adapters imports protocol"),
     ("nexuskv.adapters.vllm.worker", "import nexuskv.dataplane.shm", "adapters imports dataplane"),

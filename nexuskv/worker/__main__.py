@@ -10,18 +10,23 @@ thread that started us; a successor of control finds us by the lock and kills us
 """
 
 import contextlib
+import functools
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from nexuskv.errors import NexusError, ProtocolError
 from nexuskv.worker.codec import LENGTH, Finish, Ping, Pong, Record, WorkerSettings, decode, encode
 from nexuskv.worker.commands import Command
 from nexuskv.worker.engine import Engine
 from nexuskv.worker.host import HostMemory
+
+if TYPE_CHECKING:
+    from nexuskv.worker.ssd import Ssd
 
 _LOG = logging.getLogger("nexuskv.worker")
 
@@ -79,7 +84,13 @@ def _serve(link: Link) -> int:
         raise ProtocolError(f"settings come first, got {type(settings).__name__}")
     _step_back(settings.nice)
     memory = HostMemory.open(settings)
-    engine = Engine(memory=memory, reply=link.send)
+    engine = Engine(
+        memory=memory,
+        reply=link.send,
+        open_ssd=functools.partial(_open_ssd, settings) if settings.ssd_dir else None,
+        ssd_threads=settings.ssd_threads,
+        ssd_errors_max=settings.ssd_errors_max,
+    )
     engine.start()
     while (message := link.receive()) is not None:
         sequence, record = message
@@ -92,6 +103,13 @@ def _serve(link: Link) -> int:
         else:
             raise ProtocolError(f"{type(record).__name__} is no command")
     os._exit(0)
+
+
+def _open_ssd(settings: WorkerSettings) -> "Ssd":
+    # Loaded behind what host memory needs: until there is memory, nobody can store a page.
+    from nexuskv.worker.ssd import Ssd
+
+    return Ssd.open(settings)
 
 
 def _finish(engine: Engine, timeout_s: float) -> int:

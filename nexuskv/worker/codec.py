@@ -39,6 +39,7 @@ class WorkerSettings:
     ssd_file_bytes: int
     ssd_slot_bytes_min: int
     ssd_threads: int
+    ssd_open_files: int
     ssd_errors_max: int
 
 

@@ -8,7 +8,7 @@ import os
 from typing import Self
 
 from nexuskv.dataplane import native
-from nexuskv.dataplane.batch import Pages
+from nexuskv.dataplane.batch import Pages, Segment
 from nexuskv.dataplane.shm import SegmentMap, SegmentSpec
 from nexuskv.errors import OutOfSpace, TransferFailed, translating
 from nexuskv.tiers.populate import advise_huge, allocate
@@ -95,6 +95,15 @@ class HostMemory:
         descriptor = Descriptor(_SEGMENT_ID, offset_bytes, size_bytes, checksum, 0)
         pages = Pages(descriptor.encode(), key, len(key), namespace_id)
         return PageStatus(self._segment.check(pages)[0])
+
+    def check_apart(
+        self, data: memoryview, checksum: int, namespace_id: bytes, key: bytes
+    ) -> PageStatus:
+        """Hash a page that lies in other memory, page aligned: HIT or CORRUPT."""
+        segment = Segment(_SEGMENT_ID, native.address_of(data), data.nbytes)
+        descriptor = Descriptor(_SEGMENT_ID, 0, data.nbytes, checksum, 0)
+        pages = Pages(descriptor.encode(), key, len(key), namespace_id)
+        return PageStatus(native.check(segment, pages)[0])
 
     def slot(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """The slot that starts at an offset, writable, as long as its page rounded up to 4096.

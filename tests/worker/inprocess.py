@@ -10,8 +10,9 @@ import threading
 from itertools import count
 
 from nexuskv.errors import Unavailable
+from nexuskv.worker.answers import NEWS
 from nexuskv.worker.commands import Command, CopiedIn, Result
-from nexuskv.worker.engine import NEWS, Engine, MemoryTools
+from nexuskv.worker.engine import Engine, MemoryTools
 
 
 class InProcessWorker:

@@ -8,6 +8,7 @@ import pytest
 
 from nexuskv.errors import OutOfSpace, TransferFailed
 from nexuskv.types import PageStatus
+from nexuskv.worker.answers import NEWS
 from nexuskv.worker.commands import (
     CheckPages,
     CheckRow,
@@ -23,7 +24,8 @@ from nexuskv.worker.commands import (
     RowsLoaded,
     WorkerReady,
 )
-from nexuskv.worker.engine import NEWS, Engine
+from nexuskv.worker.engine import Engine
+from tests.worker.replies import Replies
 
 WAIT_S = 10
 FULL, BROKEN = 40, 41
@@ -50,23 +52,13 @@ class Memory:
             raise TransferFailed("no such page")
         return PageStatus.CORRUPT if key == b"bad" else PageStatus.HIT
 
+    def slot(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        raise AssertionError("for an ssd alone")
 
-class Replies:
-    """Collects what the engine says."""
+    def check_landed(self, *_: object) -> PageStatus:
+        raise AssertionError("for an ssd alone")
 
-    def __init__(self) -> None:
-        self._said: list[tuple[int, Result]] = []
-        self._changed = threading.Condition()
-
-    def __call__(self, sequence: int, result: Result) -> None:
-        with self._changed:
-            self._said.append((sequence, result))
-            self._changed.notify_all()
-
-    def wait(self, count: int) -> list[tuple[int, Result]]:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self._said) >= count, WAIT_S)
-            return list(self._said)
+    check_apart = check_landed
 
 
 @pytest.fixture
