@@ -16,6 +16,7 @@ from nexuskv.tools.commands.command import Command, add_url
 from nexuskv.tools.commands.finding import add_namespace, namespaces_of, open_store
 from nexuskv.tools.output import print_json, print_table, say
 from nexuskv.tools.rows import Row, named
+from nexuskv.tools.tiers import summary, tier_rows
 from nexuskv.tools.tree import Node, lines_of, tree_of
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(stats)
     else:
-        print_table(("what", "value"), list(_flat("", stats)))
+        print_table(("what", "value"), [*summary(stats), *_flat("", stats)])
     return 0
 
 
@@ -68,10 +69,16 @@ def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, obje
 def _tree(arguments: argparse.Namespace) -> int:
     with open_store(arguments) as store:
         forest = forest_of(store, depth=arguments.depth, limit=arguments.limit)
+        tiers = tier_rows(store.stats())
     if arguments.json:
-        print_json({"namespaces": [_tree_json(*each, arguments.depth) for each in forest]})
-    else:
+        namespaces = [_tree_json(*each, arguments.depth) for each in forest]
+        print_json({"namespaces": namespaces, "tiers": tiers})
+    elif forest:
+        _print_rows(tiers)
+        print()
         print_forest(forest, depth=arguments.depth)
+    else:
+        _print_rows(())
     return 0
 
 
@@ -215,7 +222,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("status",),
-        help="Show a daemon's version, memory, sessions and counters.",
+        help="Show a daemon's tiers, worker, recovery, sessions and counters.",
         example="nexuskv status --url unix:///tmp/nexuskv.sock",
         units="Names that end in bytes are bytes, in _s seconds; all others are counts.",
         run=_status,
@@ -223,7 +230,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("tree",),
-        help="Show the namespaces with their pages, bytes, hits and residency, and their runs.",
+        help="Show the tiers and the namespaces: pages, bytes, hits, residency, runs.",
         example="nexuskv tree --depth 3 --limit 10000",
         units="Counts of pages; residency in bytes a tier, where a page in two counts in both. "
         "One line of a tree is a run of pages without a branch. "
