@@ -236,6 +236,15 @@ class Catalogue:
         places["file_index"], places["slot_index"] = good["file_index"], good["slot_index"]
         return RowPage(good["record"].tobytes(), places.tobytes(), further)
 
+    def flush(self) -> None:
+        """Write what is in memory and in the log to a table, so that the next start reads less.
+
+        Raises:
+            TransferFailed: the database fails.
+        """
+        with self._guard:
+            self._rocks.flush()
+
     def close(self) -> None:
         """Close the database. Idempotent."""
         with self._guard:

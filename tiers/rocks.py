@@ -3,6 +3,7 @@
 rocksdict raises bare `Exception` for whatever RocksDB reports; here it becomes `TransferFailed`.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -85,22 +86,35 @@ class Rocks:
         with self._translating():
             # Not `items()`: that ends at a damaged block as if it were the end of the rows.
             rows = self._opened.iter()
-            rows.seek(start)
-            key, value, step, valid = rows.key, rows.value, rows.next, rows.valid
-            while len(keys) < limit and valid():
-                found: bytes = key()
-                if found >= end:
-                    break
-                keys.append(found)
-                values.append(value())
-                step()
-            rows.status()
+            try:
+                rows.seek(start)
+                while len(keys) < limit and rows.valid():
+                    key: bytes = rows.key()
+                    if key >= end:
+                        break
+                    keys.append(key)
+                    values.append(rows.value())
+                    rows.next()
+                rows.status()
+            finally:
+                # An iterator keeps the database open, and a traceback would keep the iterator.
+                del rows
         return keys, values
 
+    def flush(self) -> None:
+        """Write the memtable to a table.
+
+        Raises:
+            TransferFailed: the database fails.
+        """
+        with self._translating():
+            self._opened.flush()
+
     def close(self) -> None:
-        """Close the database."""
+        """Close the database. What was answered is durable, so a failure loses nothing."""
         if self._db is not None:
-            self._db.close()
+            with contextlib.suppress(TransferFailed), self._translating():
+                self._db.close()
             self._db = None
 
     @property
