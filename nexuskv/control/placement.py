@@ -77,21 +77,25 @@ class OnSecondUse:
     Args:
         pages_max: published pages remembered, 8 bytes each. Each takes a place chosen by its tag
             from whatever page had it: half of all pages are forgotten once 0.7 x `pages_max` newer
-            ones have come.
+            ones have come, but any page of a chain stands for those before it.
     """
 
     def __init__(self, *, pages_max: int) -> None:
         self._tags: Tags = lazy_zeros(pages_max, "<u8")
 
     def committed(self, namespace_id: bytes, keys: bytes, slots: SlotArray) -> SlotArray:
-        """Those that were published before. All are remembered."""
+        """Those that were published before. All are remembered.
+
+        A key commits to its prefix, so all pages before one that is remembered were published then
+        too. Without them the copy could not outlive them.
+        """
         if not len(slots):
             return slots
         tags = page_tags(namespace_id, keys, len(slots))
         places = tags % np.uint64(len(self._tags))
-        seen = self._tags[places] == tags
+        seen = np.flatnonzero(self._tags[places] == tags)
         self._tags[places] = tags
-        return slots[seen]
+        return slots[: seen[-1] + 1] if len(seen) else _NONE
 
     def used(self, slots: SlotArray) -> SlotArray:
         """All of them: to be published was their first use."""
