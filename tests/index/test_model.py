@@ -1,7 +1,7 @@
-"""The index against a model: a dict of pages, each with its parent, slot and last use.
+"""The index against a model: a dict of pages, each with its parent, place and last use.
 
-The model knows nothing of runs. It says what is held and linked; the index must answer the same
-after any sequence of commits, grafts, removals, clears, evictions and pins.
+The model knows nothing of runs. It says what is held, where and linked; the index must answer the
+same after any sequence of commits, grafts, removals, clears, moves, demotions, evictions and pins.
 """
 
 from array import array
@@ -16,11 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from nexuskv import UNKNOWN, Unknown
 from nexuskv.index.chains import Chains, Parent
 from nexuskv.index.evict import Evicted
-from nexuskv.index.radix import RadixIndex
+from nexuskv.index.near import has_near, is_near
+from nexuskv.index.radix import Demoted, RadixIndex
 from nexuskv.index.run import Run
 from nexuskv.index.tree import ABSENT, Tree
 from nexuskv.key import split_keys
-from nexuskv.types import Kind
+from nexuskv.types import FAR_PLACES, Kind
 
 KEYS = [bytes([0, 0, at % 3, 0, 0, at, 0, 0]) for at in range(14)]
 KINDS = (Kind.ATTENTION, Kind.ATTENTION, Kind.WINDOW, Kind.STATE)
@@ -40,6 +41,7 @@ class Gone(NamedTuple):
 
 key_lists = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8)
 trees = st.integers(0, len(KINDS) - 1)
+far_positions = st.sets(st.integers(0, 7), max_size=8)
 parents = st.one_of(st.none(), st.just(UNKNOWN), st.sampled_from(KEYS))
 
 
@@ -141,20 +143,37 @@ class IndexAgainstAModel(RuleBasedStateMachine):
         ]
         self.models = [Model(chained=kind is Kind.ATTENTION) for kind in KINDS]
         self.next_slot = 0
+        self.next_far = FAR_PLACES
+        self.far_of: dict[int, int] = {}  # near place → the far one of its copy
         self.now = 0.0
         self.busy: set[int] = set()
 
-    @rule(at=trees, parent=parents, keys=key_lists)
-    def insert(self, at: int, parent: Parent, keys: list[bytes]) -> None:
-        slots = list(range(self.next_slot, self.next_slot + len(keys)))
-        self.next_slot += len(keys)
-        lost = self.trees[at].insert(parent, b"".join(keys), slots)
-        assert lost == self.models[at].insert(parent, keys, slots)
+    @rule(at=trees, parent=parents, keys=key_lists, far=far_positions)
+    def insert(self, at: int, parent: Parent, keys: list[bytes], far: set[int]) -> None:
+        places = [self.new_far() if n in far else self.new_slot() for n in range(len(keys))]
+        lost = self.trees[at].insert(parent, b"".join(keys), places)
+        assert lost == self.models[at].insert(parent, keys, places)
 
-    @rule(at=trees, start=st.integers(0, 13), count=st.integers(1, 8), unknown=st.booleans())
-    def insert_in_order(self, at: int, start: int, count: int, unknown: bool) -> None:
+    @rule(
+        at=trees,
+        start=st.integers(0, 13),
+        count=st.integers(1, 8),
+        unknown=st.booleans(),
+        far=far_positions,
+    )
+    def insert_in_order(
+        self, at: int, start: int, count: int, unknown: bool, far: set[int]
+    ) -> None:
         before: Parent = UNKNOWN if unknown else KEYS[start - 1] if start else None
-        self.insert(at, before, KEYS[start : start + count])
+        self.insert(at, before, KEYS[start : start + count], far)
+
+    def new_slot(self) -> int:
+        self.next_slot += 1
+        return self.next_slot - 1
+
+    def new_far(self) -> int:
+        self.next_far += 1
+        return self.next_far - 1
 
     @rule(at=trees, keys=key_lists)
     def match(self, at: int, keys: list[bytes]) -> None:
@@ -220,14 +239,121 @@ class IndexAgainstAModel(RuleBasedStateMachine):
         self.now += seconds
         self.busy = busy
 
+    @rule(at=trees, but=st.sets(st.sampled_from(KEYS), max_size=3))
+    def copy(self, at: int, but: set[bytes]) -> None:
+        for key, page in self.models[at].pages.items():
+            if is_near(page.slot) and page.slot not in self.far_of and key not in but:
+                self.far_of[page.slot] = self.new_far()
+
+    @rule(
+        at=trees, keys=key_lists, stale=st.sets(st.integers(0, 20), max_size=3), touch=st.booleans()
+    )
+    def promote(self, at: int, keys: list[bytes], stale: set[int], touch: bool) -> None:
+        pages = self.models[at].pages
+        old = [pages[key].slot if key in pages else ABSENT for key in keys]
+        for number in stale & set(range(len(old))):
+            old[number] = FAR_PLACES - 1
+        new = [self.new_slot() for _ in keys]
+        expected: list[bool] = []
+        for key, before, after in zip(keys, old, new, strict=True):
+            expected.append(key in pages and pages[key].slot == before)
+            if expected[-1]:
+                self.far_of[after] = (
+                    before if before >= FAR_PLACES else self.far_of.get(before, ABSENT)
+                )
+                pages[key].slot = after
+        assert self.trees[at].move(b"".join(keys), old, new, touch=touch) == expected
+
     @rule(count=st.integers(1, 12), group=st.sampled_from([None, 1, 2]))
-    def evict(self, count: int, group: int | None) -> None:
-        chosen = [n for n in range(len(KINDS)) if group in (None, GROUPS[n])]
-        could_go = sum(len(self.can_go(n, pins=False)) for n in chosen)
-        gone = pages_of(self.index.evict(count, is_free=self.is_free, now=self.now, group=group))
-        assert len(gone) == min(count, could_go)
+    def demote(self, count: int, group: int | None) -> None:
+        chosen = self.of_group(group)
+        could_go = sum(len(self.can_be_demoted(n, pins=False)) for n in chosen)
+        unpinned = sum(len(self.can_be_demoted(n, pins=True)) for n in chosen)
+        demoted = self.index.demote(
+            count,
+            far_of=lambda place: self.far_of.get(place, ABSENT),
+            is_free=self.is_free,
+            now=self.now,
+            group=group,
+        )
+        went = [self.note_demoted(each) for each in demoted]
+        assert sum(map(len, went)) == min(count, could_go)
+        pinned = sum(
+            self.models[self.trees.index(each.tree)].pins.get(key, self.now) > self.now
+            for each, keys in zip(demoted, went, strict=True)
+            for key in keys
+        )
+        assert pinned == max(0, min(count, could_go) - unpinned)
+
+    def note_demoted(self, demoted: Demoted) -> list[bytes]:
+        pages = self.models[self.trees.index(demoted.tree)].pages
+        keys = split_keys(demoted.keys, 8)
+        for key, near, far in zip(keys, demoted.near, demoted.far, strict=True):
+            assert pages[key].slot == near
+            assert self.far_of[near] == far
+            assert self.is_free(near)
+            pages[key].slot = far
+        return keys
+
+    @rule(limit=st.integers(1, 12), group=st.sampled_from([None, 1, 2]))
+    def cold_near(self, limit: int, group: int | None) -> None:
+        found = self.index.cold_near(
+            limit, wants=lambda place: place not in self.far_of, group=group
+        )
+        wanted = {
+            (self.trees[n], key, page.slot)
+            for n in self.of_group(group)
+            for key, page in self.models[n].pages.items()
+            if is_near(page.slot) and page.slot not in self.far_of
+        }
+        assert set(found) <= wanted
+        assert len(set(found)) == len(found) == min(limit, len(wanted))
+
+    @rule(
+        count=st.integers(1, 12),
+        group=st.sampled_from([None, 1, 2]),
+        counted=st.sampled_from(["all", "near", "far"]),
+    )
+    def evict(self, count: int, group: int | None, counted: str) -> None:
+        counts = {"all": None, "near": is_near, "far": is_far}[counted]
+        chosen = self.of_group(group)
+        could_go = [
+            key
+            for n in chosen
+            for key in self.can_go(n, pins=False)
+            if counts is None or counts(self.models[n].pages[key].slot)
+        ]
+        gone = pages_of(
+            self.index.evict(count, is_free=self.is_free, now=self.now, group=group, counts=counts)
+        )
+        went = [page for page in gone if counts is None or counts(page.slot)]
+        assert len(went) == min(count, len(could_go))
+        if len(went) == count:
+            assert went[-1] is gone[-1]
         assert {page.tree for page in gone} <= {self.trees[n] for n in chosen}
         self.forget(gone, chosen)
+
+    @rule(count=st.integers(1, 12), group=st.sampled_from([None, 1, 2]))
+    def evict_near(self, count: int, group: int | None) -> None:
+        chosen = self.of_group(group)
+        could_go = sum(
+            is_near(self.models[n].pages[key].slot)
+            for n in chosen
+            for key in self.can_go(n, pins=False)
+        )
+        gone = pages_of(
+            self.index.evict_near(count, is_free=self.is_free, now=self.now, group=group)
+        )
+        assert sum(is_near(page.slot) for page in gone) == min(count, could_go)
+        for page in gone:
+            model = self.models[self.trees.index(page.tree)]
+            assert any(is_near(model.pages[key].slot) for key in model.ancestry(page.key))
+        for page in gone:
+            assert self.is_free(page.slot)
+            self.unlink([page])
+
+    def of_group(self, group: int | None) -> list[int]:
+        return [n for n in range(len(KINDS)) if group in (None, GROUPS[n])]
 
     @rule()
     def evict_overflow(self) -> None:
@@ -249,7 +375,7 @@ class IndexAgainstAModel(RuleBasedStateMachine):
         model = self.models[at]
         wanted = set[bytes]().union(*(model.below(key) for key in keys if key in model.pages))
         evicted = self.index.evict_subtrees(self.trees[at], keys, is_free=self.is_free)
-        if any(model.pages[key].slot in self.busy for key in wanted):
+        if not all(self.is_free(model.pages[key].slot) for key in wanted):
             assert evicted is None
             return
         assert evicted is not None
@@ -259,7 +385,18 @@ class IndexAgainstAModel(RuleBasedStateMachine):
         self.unlink(gone)
 
     def is_free(self, slot: int) -> bool:
-        return slot not in self.busy
+        return slot % FAR_PLACES not in self.busy
+
+    def can_be_demoted(self, at: int, *, pins: bool) -> set[bytes]:
+        """The near pages with a copy that are not busy; pinned ones stay if `pins`."""
+        model = self.models[at]
+        return {
+            key
+            for key, page in model.pages.items()
+            if self.far_of.get(page.slot, ABSENT) != ABSENT
+            and self.is_free(page.slot)
+            and not (pins and model.pins.get(key, self.now) > self.now)
+        }
 
     def can_go(self, at: int, *, pins: bool) -> set[bytes]:
         """The pages that neither are busy nor have a busy page below; pinned ones if `pins`."""
@@ -267,7 +404,7 @@ class IndexAgainstAModel(RuleBasedStateMachine):
         stay: set[bytes] = set()
         for key, page in model.pages.items():
             pinned = pins and model.pins.get(key, self.now) > self.now
-            if page.slot in self.busy or pinned:
+            if not self.is_free(page.slot) or pinned:
                 stay.update(model.ancestry(key))
         return model.pages.keys() - stay
 
@@ -278,7 +415,7 @@ class IndexAgainstAModel(RuleBasedStateMachine):
         for page in gone:
             model = self.models[self.trees.index(page.tree)]
             pinned_went |= page.key not in unpinned[self.trees.index(page.tree)]
-            assert page.slot not in self.busy
+            assert self.is_free(page.slot)
             self.unlink([page])
             assert page.key not in model.pages
         if pinned_went:
@@ -352,6 +489,13 @@ def check_shape(chains: Chains) -> None:
             for at in range(len(run.slots)):
                 assert chains.locate(chains.key_at(run, at)) == (run, at)
     assert sum(len(run.slots) for run in seen) == chains.page_count
+    for order in (chains.fragments.order, chains.rooted):
+        left_to_see = {*order.near, *order.near.aside(1000)}
+        assert left_to_see.issuperset(run for run in order if has_near(run))
+
+
+def is_far(place: int) -> bool:
+    return not is_near(place)
 
 
 TestIndexAgainstAModel = IndexAgainstAModel.TestCase
