@@ -46,9 +46,7 @@ _AFTER_PAGES: Final = bytes((PAGE_PREFIX[0] + 1,))
 _AFTER_NAMESPACES: Final = bytes((NAMESPACE_PREFIX[0] + 1,))
 _FILES_MAX: Final = 1 << 32
 
-_ROW: Final = np.dtype(
-    [("record", f"V{RECORD_BYTES}"), ("file_index", "<u4"), ("slot_index", "<u4")]
-)
+_WHOLE: Final = np.dtype(f"V{RECORD_BYTES}")
 _PLACE: Final = np.dtype([("file_index", "<u4"), ("slot_index", "<u4")])
 _KEY: Final = np.dtype([("prefix", "V1"), ("file_index", ">u4"), ("slot_index", ">u4")])
 
@@ -75,6 +73,14 @@ class NamespaceRow(NamedTuple):
     namespace_id: bytes
     record: bytes  # its encoding
     epoch: int
+
+
+class _Judged(NamedTuple):
+    """The rows of a page that can be trusted, joined, and the keys of the others."""
+
+    records: bytes
+    places: bytes
+    bad_keys: list[bytes]
 
 
 class Catalogue:
@@ -224,17 +230,15 @@ class Catalogue:
             try:
                 keys, values = self._rocks.scan(cursor or PAGE_PREFIX, _AFTER_PAGES, limit)
                 further = keys[-1] + b"\0" if len(keys) == limit else b""
-                keep, good = self._judge(keys, values)
-                if not all(keep):
-                    self._discard([key for key, kept in zip(keys, keep, strict=True) if not kept])
+                judged = self._judge(keys, values)
+                if judged.bad_keys:
+                    self._discard(judged.bad_keys)
             except TransferFailed as exc:
                 if not self._may_start_over or not is_damage(exc):
                     raise
                 self._begin_again(str(exc))
                 return RowPage(b"", b"", b"")
-        places = np.empty(len(good), dtype=_PLACE)
-        places["file_index"], places["slot_index"] = good["file_index"], good["slot_index"]
-        return RowPage(good["record"].tobytes(), places.tobytes(), further)
+        return RowPage(judged.records, judged.places, further)
 
     def flush(self) -> None:
         """Write what is in memory and in the log to a table, so that the next start reads less.
@@ -252,41 +256,38 @@ class Catalogue:
 
     # --- inside
 
-    def _judge(
-        self, keys: list[bytes], values: list[bytes]
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.void]]:
-        """Which rows can be trusted, and those."""
-        keep = np.array(
-            [
-                len(key) == ROW_KEY_BYTES and len(value) == ROW_BYTES
-                for key, value in zip(keys, values, strict=True)
-            ],
-            dtype=bool,
-        )
-        if not keep.all():
-            keys = [key for key, kept in zip(keys, keep, strict=True) if kept]
-            values = [value for value, kept in zip(values, keep, strict=True) if kept]
-        rows = np.frombuffer(b"".join(values), dtype=_ROW)
+    def _judge(self, keys: list[bytes], values: list[bytes]) -> _Judged:
+        """Tell the rows that can be trusted from those that cannot."""
+        if not keys or {*map(len, keys)} != {ROW_KEY_BYTES} or {*map(len, values)} != {ROW_BYTES}:
+            keys, values, bad = _by_length(keys, values)
+        else:
+            bad = []
+        raw = np.frombuffer(b"".join(values), dtype=np.uint8).reshape(-1, ROW_BYTES)
+        records, places = raw[:, :RECORD_BYTES].tobytes(), raw[:, RECORD_BYTES:].tobytes()
+        batch, said = np.frombuffer(records, RECORD_DTYPE), np.frombuffer(places, _PLACE)
         named = np.frombuffer(b"".join(keys), dtype=_KEY)
-        trusted = rows["file_index"] == named["file_index"]
-        trusted &= rows["slot_index"] == named["slot_index"]
-        batch = np.frombuffer(rows["record"].tobytes(), dtype=RECORD_DTYPE)
-        trusted &= intact(batch)
-        trusted &= self._fits(rows, batch)
-        keep[keep] = trusted
-        return keep, rows[trusted]
+        trusted = intact(batch)
+        trusted &= said["file_index"] == named["file_index"]
+        trusted &= said["slot_index"] == named["slot_index"]
+        trusted &= self._fits(said, batch)
+        if trusted.all():
+            return _Judged(records, places, bad)
+        bad += [keys[at] for at in np.flatnonzero(~trusted)]
+        return _Judged(
+            np.frombuffer(records, _WHOLE)[trusted].tobytes(), said[trusted].tobytes(), bad
+        )
 
-    def _fits(self, rows: npt.NDArray[np.void], batch: Batch) -> npt.NDArray[np.bool_]:
+    def _fits(self, places: npt.NDArray[np.void], batch: Batch) -> npt.NDArray[np.bool_]:
         """Whether each record is that of a page that may lie where its row says."""
         files = self._files()
         sizes = np.zeros(max(files, default=0) + 2, dtype=np.uint64)  # the last one stays 0
         for file_index, slot_bytes in files.items():
             sizes[file_index] = slot_bytes
-        slot_bytes = sizes[np.minimum(rows["file_index"], len(sizes) - 1)]
+        slot_bytes = sizes[np.minimum(places["file_index"], len(sizes) - 1)]
         counts = np.uint64(self._geometry.usable_bytes) // np.maximum(slot_bytes, np.uint64(1))
         fits: npt.NDArray[np.bool_] = slot_bytes > 0
-        fits &= rows["slot_index"] < counts
-        fits &= batch["slot"] == rows["slot_index"]
+        fits &= places["slot_index"] < counts
+        fits &= batch["slot"] == places["slot_index"]
         fits &= batch["state"] == SlotState.READY.value
         fits &= (batch["size_bytes"] > 0) & (batch["size_bytes"] <= slot_bytes)
         return fits
@@ -333,6 +334,20 @@ class Catalogue:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _by_length(
+    keys: list[bytes], values: list[bytes]
+) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Keys and values of the rows that have the right lengths, and keys of the others."""
+    good: dict[bytes, bytes] = {}
+    bad: list[bytes] = []
+    for key, value in zip(keys, values, strict=True):
+        if len(key) == ROW_KEY_BYTES and len(value) == ROW_BYTES:
+            good[key] = value
+        else:
+            bad.append(key)
+    return list(good), list(good.values()), bad
 
 
 def row_key(file_index: int, slot_index: int) -> bytes:

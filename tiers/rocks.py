@@ -86,19 +86,20 @@ class Rocks:
         with self._translating():
             # Not `items()`: that ends at a damaged block as if it were the end of the rows.
             rows = self._opened.iter()
+            valid, key, value, step = rows.valid, rows.key, rows.value, rows.next
             try:
                 rows.seek(start)
-                while len(keys) < limit and rows.valid():
-                    key: bytes = rows.key()
-                    if key >= end:
+                while len(keys) < limit and valid():
+                    found: bytes = key()
+                    if found >= end:
                         break
-                    keys.append(key)
-                    values.append(rows.value())
-                    rows.next()
+                    keys.append(found)
+                    values.append(value())
+                    step()
                 rows.status()
             finally:
                 # An iterator keeps the database open, and a traceback would keep the iterator.
-                del rows
+                del rows, valid, key, value, step
         return keys, values
 
     def flush(self) -> None:
