@@ -9,10 +9,13 @@ from collections.abc import Callable
 
 from nexuskv.control.admin import Admin
 from nexuskv.control.counters import Counters
+from nexuskv.control.durable import Durable
 from nexuskv.control.greeting import Greeting
+from nexuskv.control.later import Later
 from nexuskv.control.peer import Peer
 from nexuskv.control.reading import Reading
 from nexuskv.control.sessions import Session
+from nexuskv.control.verify import Verify
 from nexuskv.control.writing import Writing
 from nexuskv.errors import NexusError, ProtocolError, Unavailable
 from nexuskv.protocol import (
@@ -41,6 +44,8 @@ class Dispatcher:
         reading: Reading,
         writing: Writing,
         admin: Admin,
+        durable: Durable,
+        verify: Verify,
         counters: Counters,
     ) -> None:
         self._greeting = greeting
@@ -57,12 +62,15 @@ class Dispatcher:
             Type.ABORT: writing.abort,
             Type.PIN: admin.pin,
             Type.UNPIN: admin.unpin,
-            Type.REMOVE: admin.remove,
-            Type.CLEAR: admin.clear,
             Type.STATS: admin.stats,
             Type.INSPECT: admin.inspect,
             Type.SUBSCRIBE: admin.subscribe,
-            Type.VERIFY: admin.verify,
+        }
+        # These answer by themselves, now or when the data plane has done its part.
+        self._later: dict[int, Callable[[Session, Body, Later], None]] = {
+            Type.REMOVE: durable.remove,
+            Type.CLEAR: durable.clear,
+            Type.VERIFY: verify.verify,
         }
 
     def handle(self, peer: Peer, payload: memoryview) -> None:
@@ -77,7 +85,7 @@ class Dispatcher:
         self._counters.add("requests")
         try:
             reply = self._answer(peer, frame)
-            if frame.request_id:
+            if reply is not None and frame.request_id:
                 peer.send(encode(frame.type + REPLY, frame.request_id, reply))
         except NexusError as exc:
             self._refuse(peer, frame, exc)
@@ -87,7 +95,8 @@ class Dispatcher:
             self._refuse(peer, frame, Unavailable("the daemon failed to handle this request"))
             peer.close()
 
-    def _answer(self, peer: Peer, frame: Frame) -> Reply:
+    def _answer(self, peer: Peer, frame: Frame) -> Reply | None:
+        """The reply's fields; None when the handler answers by itself."""
         session = peer.session
         if session is None:
             if frame.type != Type.HELLO:
@@ -98,6 +107,11 @@ class Dispatcher:
             return handler(session, frame.body)
         if frame.type == Type.ACQUIRE:
             return self._reading.acquire(session, frame.body, peer, frame.request_id)
+        later = self._later.get(frame.type)
+        if later is not None:
+            right = Later(peer, kind=frame.type, frame_id=frame.request_id, counters=self._counters)
+            later(session, frame.body, right)
+            return None
         raise ProtocolError("this session has said hello already")
 
     def _refuse(self, peer: Peer, frame: Frame, error: NexusError) -> None:

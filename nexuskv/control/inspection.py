@@ -8,6 +8,7 @@ from nexuskv.control.namespaces import Namespace, Namespaces
 from nexuskv.control.pages import Pages
 from nexuskv.control.sessions import Sessions
 from nexuskv.errors import ConfigError
+from nexuskv.types import FAR_PLACES
 
 _AT: Final = struct.Struct("<Q")
 
@@ -43,7 +44,11 @@ class Inspection:
 
     def _list_namespaces(self, _namespace_id: bytes, cursor: bytes, limit: int) -> Listing:
         ids = sorted(key for key in self._namespaces.by_id if key > cursor)
-        rows = [_namespace_row(self._namespaces.by_id[key]) for key in ids[:limit]]
+        copies = self._pages.copies
+        rows: list[Row] = []
+        for namespace in (self._namespaces.by_id[key] for key in ids[:limit]):
+            size = copies.slot_bytes_of(namespace) if copies is not None else 0
+            rows.append((*_namespace_row(namespace), namespace.copy_count * size))
         return rows, ids[limit - 1] if len(ids) > limit else b""
 
     def _list_pages(self, namespace_id: bytes, cursor: bytes, limit: int) -> Listing:
@@ -54,20 +59,26 @@ class Inspection:
         if cursor and (len(cursor) != 2 + namespace.key_bytes or cursor[0] >= namespace.key_bytes):
             raise _no_cursor(cursor)
         rows, following = namespace.tree.inspect(cursor or None, limit)
-        tier, is_leased = self._pages.tier, self._pages.leases.is_leased
         return [
             (
                 row.key,
                 row.parent if isinstance(row.parent, bytes) else b"",
                 0 if row.parent is None else 1 if isinstance(row.parent, bytes) else 2,
                 row.linked,
-                ("host",),
-                namespace.page_bytes,
-                tier.checksum_of(row.slot),
-                is_leased(row.slot),
+                *self._state_of(namespace, row.slot),
             )
             for row in rows
         ], following or b""
+
+    def _state_of(self, namespace: Namespace, place: int) -> tuple[tuple[str, ...], int, int, bool]:
+        """Residency, bytes, checksum, and whether it is leased."""
+        pages, copies = self._pages, self._pages.copies
+        if place >= FAR_PLACES and copies is not None:
+            checksum = copies.tier.checksum_of(place - FAR_PLACES)
+            return ("ssd",), namespace.page_bytes, checksum, False
+        tiers = ("host", "ssd") if copies is not None and copies.has(place) else ("host",)
+        checksum = pages.tier.checksum_of(place)
+        return tiers, namespace.page_bytes, checksum, pages.leases.is_leased(place)
 
     def _list_sessions(self, _namespace_id: bytes, cursor: bytes, limit: int) -> Listing:
         after = _number(cursor)
@@ -128,7 +139,10 @@ def _number(cursor: bytes) -> int:
 
 
 def _namespace_row(namespace: Namespace) -> Row:
-    """`[id, record, pages, bytes, fragment pages, fragments, epoch, sessions, asked, hits]`."""
+    """`[id, record, pages, bytes, fragment pages, fragments, epoch, sessions, asked, hits]`.
+
+    The column `ssd_bytes` follows.
+    """
     tree = namespace.tree
     return (
         namespace.id,

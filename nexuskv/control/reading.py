@@ -1,12 +1,13 @@
 """match, acquire, renew and release: the way of a get."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
 
 from nexuskv.clock import Clock
 from nexuskv.config import Config
+from nexuskv.control.copying import Copying
 from nexuskv.control.counters import Counters
 from nexuskv.control.joint import Held, joint_tokens, leading, pages_needed
 from nexuskv.control.namespaces import Namespace
@@ -14,12 +15,13 @@ from nexuskv.control.pages import Pages, as_slots
 from nexuskv.control.peer import Peer
 from nexuskv.control.recheck import Recheck
 from nexuskv.control.sessions import Session
-from nexuskv.control.waiting import Waiter, Waiting
+from nexuskv.control.waiter import Waiter
+from nexuskv.control.waiting import Waiting
 from nexuskv.errors import ConfigError, LeaseExpired
 from nexuskv.index.tree import ABSENT
 from nexuskv.protocol import REQUEST_ID_BYTES_MAX, AcquireState
 from nexuskv.tiers.host import SlotArray
-from nexuskv.types import Kind
+from nexuskv.types import FAR_PLACES, Kind
 
 Chain = tuple[Namespace, bytes]
 Reply = tuple[object, ...]
@@ -37,6 +39,8 @@ class Reading:
         waiting: Waiting,
         recheck: Recheck,
         counters: Counters,
+        copying: Copying | None = None,
+        load_us: Callable[[int], int] = lambda _size_bytes: 0,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -44,6 +48,8 @@ class Reading:
         self._waiting = waiting
         self._recheck = recheck
         self._counters = counters
+        self._copying = copying
+        self._load_us = load_us
 
     def match(self, session: Session, body: list[object]) -> Reply:
         """The joint hit of some chains; no lease."""
@@ -52,7 +58,11 @@ class Reading:
             namespace, keys = chains[0]
             count = namespace.tree.match(keys)
             self._count_match(namespace, len(keys) // namespace.key_bytes, count)
-            return count * namespace.record.page_tokens, (_match_row(count),)
+            far = 0
+            if namespace.far_count and count:
+                found = namespace.tree.find(keys[: count * namespace.key_bytes], touch=False)
+                far = int(np.count_nonzero(as_slots(found) >= FAR_PLACES))
+            return count * namespace.record.page_tokens, (self._match_row(namespace, count, far),)
         held = [Held(ns, ns.tree.find(keys, touch=False)) for ns, keys in chains]
         tokens = joint_tokens(held)
         rows: list[Reply] = []
@@ -60,7 +70,7 @@ class Reading:
             count = pages_needed(namespace, tokens)
             self._touch(namespace, keys, tokens=tokens, count=count)
             self._count_match(namespace, len(chain.slots), count)
-            rows.append(_match_row(count))
+            rows.append(self._match_row(namespace, count, far_among(chain, tokens, count)))
         return tokens, rows
 
     def acquire(self, session: Session, body: list[object], peer: Peer, request_id: int) -> Reply:
@@ -75,26 +85,27 @@ class Reading:
                 f"an acquire's request id has 1-{REQUEST_ID_BYTES_MAX} bytes, got {len(request)}"
             )
         ttl_s = self._ttl_s(ttl_ms)
-        if wait_ms > self._config.acquire_wait_max_s * 1000:
-            raise ConfigError(
-                f"a wait of {wait_ms} ms, at most {self._config.acquire_wait_max_s} s "
-                "(acquire_wait_max_s)"
-            )
+        self._check_waits(wait_ms, load_ms)
         chains = self._chains(session, chains_raw)
         held = [Held(namespace, namespace.tree.find(keys)) for namespace, keys in chains]
         places = [as_slots(chain.slots) for chain in held]
         slots = places[0] if len(places) == 1 else np.concatenate(places)
-        present = slots != ABSENT
+        present = slots < FAR_PLACES
         asked, hits = len(slots), int(np.count_nonzero(present))
+        absent, far = asked - hits, 0
         if hits < asked:
+            if self._copying is not None:
+                far = absent - int(np.count_nonzero(slots == ABSENT))
+                absent -= far
             slots = slots[present]
         self._counters.add("acquire_pages", asked)
         self._counters.add("acquire_hits", hits)
         if not lease_id:
             _count_use(held, places)
         # Request id 0 wants no reply, so there is nothing to wait with.
-        waits = wait_ms > 0 and hits < asked and request_id != 0
-        if hits or waits or lease_id:
+        waits = wait_ms if absent and request_id else 0
+        loads = load_ms if far and request_id else 0
+        if hits or waits or loads or lease_id:
             lease = self._pages.lease(
                 slots,
                 tenant=session.tenant,
@@ -104,7 +115,8 @@ class Reading:
             )
             lease_id = lease.lease_id
         state = AcquireState.COMPLETE if hits == asked else AcquireState.DEADLINE
-        if waits:
+        if waits or loads:
+            now_s = self._clock.now()
             state = self._waiting.add(
                 Waiter(
                     peer=peer,
@@ -113,13 +125,18 @@ class Reading:
                     request_id=request,
                     lease_id=lease_id,
                     ttl_s=ttl_s,
-                    deadline_s=self._clock.now() + wait_ms / 1000,
+                    wait_until_s=now_s + waits / 1000,
+                    load_until_s=now_s + loads / 1000,
                 ),
                 held,
                 chains,
             )
+        if self._copying is not None:
+            for (namespace, keys), at in zip(chains, places, strict=True):
+                self._copying.used(namespace, keys, at)
         descriptors = self._pages.tier.descriptors
-        tokens, rows = _joint_rows(held, whole=hits == asked)
+        tokens, rows = self._joint_rows(held, places, absent=absent, far=far)
+        # Places outside host memory have descriptors of size 0, as those that are nowhere.
         runs = [
             (index, 0, descriptors(at, chain.namespace.page_bytes), b"")
             for index, (chain, at) in enumerate(zip(held, places, strict=True))
@@ -165,7 +182,7 @@ class Reading:
                 raise ConfigError("a released part is [lease, namespace, keys]")
         namespace.key_count(keys, pages_max=self._config.batch_pages_max)
         found = namespace.tree.find(keys, touch=False)
-        slots = [slot for slot in found if slot != ABSENT]
+        slots = [slot for slot in found if slot < FAR_PLACES]
         slots += self._pages.unlinked_slots(namespace.id, keys, key_bytes=namespace.key_bytes)
         try:
             unleased = self._pages.leases.release(lease_id, session.tenant, slots)
@@ -190,6 +207,14 @@ class Reading:
             raise ConfigError("a message of no chains")
         return chains
 
+    def _check_waits(self, *waits_ms: int) -> None:
+        longest = max(waits_ms)
+        if longest > self._config.acquire_wait_max_s * 1000:
+            raise ConfigError(
+                f"a wait of {longest} ms, at most {self._config.acquire_wait_max_s} s "
+                "(acquire_wait_max_s)"
+            )
+
     def _ttl_s(self, ttl_ms: object) -> float:
         assert isinstance(ttl_ms, int)
         if not 1 <= ttl_ms <= self._config.lease_ttl_max_s * 1000:
@@ -198,6 +223,31 @@ class Reading:
                 f"{self._config.lease_ttl_max_s} s (lease_ttl_max_s)"
             )
         return ttl_ms / 1000
+
+    def _joint_rows(
+        self, held: Sequence[Held], places: Sequence[SlotArray], *, absent: int, far: int
+    ) -> tuple[int, list[Reply]]:
+        """The joint hit; `absent` pages are not held, `far` ones not in host memory."""
+        if len(held) == 1 and held[0].namespace.record.kind is Kind.ATTENTION:
+            namespace = held[0].namespace
+            count = leading(held[0].slots) if absent else len(places[0])
+            if far:
+                far = int(np.count_nonzero(places[0][:count] >= FAR_PLACES))
+            row = self._match_row(namespace, count, far)
+            return count * held[0].page_tokens, [row]
+        tokens = joint_tokens(held)
+        rows: list[Reply] = []
+        for chain in held:
+            count = pages_needed(chain.namespace, tokens)
+            many = far_among(chain, tokens, count) if far else 0
+            rows.append(self._match_row(chain.namespace, count, many))
+        return tokens, rows
+
+    def _match_row(self, namespace: Namespace, count: int, far: int) -> Reply:
+        """`[page_count, [host_pages, ssd_pages], load_us]`."""
+        if not far:
+            return count, (count, 0), 0
+        return count, (count - far, far), self._load_us(far * namespace.page_bytes)
 
     def _touch(self, namespace: Namespace, keys: bytes, *, tokens: int, count: int) -> None:
         """A match counts as a use of the pages it would load."""
@@ -212,11 +262,6 @@ class Reading:
         self._counters.add("match_hits", found)
 
 
-def _match_row(count: int) -> Reply:
-    """`[page_count, [host_pages, ssd_pages], load_us]`: the daemon need not load host pages."""
-    return count, (count, 0), 0
-
-
 def _count_use(held: Sequence[Held], places: Sequence[SlotArray]) -> None:
     """Add what an acquire asked for and found to the namespaces' numbers."""
     for chain, at in zip(held, places, strict=True):
@@ -224,10 +269,7 @@ def _count_use(held: Sequence[Held], places: Sequence[SlotArray]) -> None:
         chain.namespace.hit_pages += int(np.count_nonzero(at != ABSENT))
 
 
-def _joint_rows(held: Sequence[Held], *, whole: bool) -> tuple[int, list[Reply]]:
-    """The joint hit; `whole` says that every page is held."""
-    if len(held) == 1 and held[0].namespace.record.kind is Kind.ATTENTION:
-        count = len(held[0].slots) if whole else leading(held[0].slots)
-        return count * held[0].page_tokens, [_match_row(count)]
-    tokens = joint_tokens(held)
-    return tokens, [_match_row(pages_needed(chain.namespace, tokens)) for chain in held]
+def far_among(chain: Held, tokens: int, count: int) -> int:
+    """How many of the `count` pages before `tokens` are held, but not in host memory."""
+    end = tokens // chain.page_tokens
+    return int(np.count_nonzero(as_slots(chain.slots[end - count : end]) >= FAR_PLACES))

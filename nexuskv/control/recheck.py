@@ -4,18 +4,17 @@ A client with broken memory must not be able to empty the cache: its word only c
 """
 
 import logging
-from itertools import count
+from collections.abc import Callable
 
+from nexuskv.control.asked import Asked, TokenAnswer
 from nexuskv.control.counters import Counters
-from nexuskv.control.events import EventStream
 from nexuskv.control.namespaces import Namespace
 from nexuskv.control.pages import Pages, as_slots
 from nexuskv.control.room import Room
 from nexuskv.control.sessions import Session
 from nexuskv.errors import ConfigError
-from nexuskv.index.tree import ABSENT
-from nexuskv.types import PageStatus
-from nexuskv.worker.commands import CheckPages, CheckRow, CommandQueue, PagesChecked
+from nexuskv.types import FAR_PLACES, PageStatus
+from nexuskv.worker.commands import CheckPages, CheckRow, PagesChecked
 
 _LOG = logging.getLogger("nexuskv.control")
 
@@ -28,23 +27,22 @@ class Recheck:
         *,
         pages: Pages,
         room: Room,
-        worker: CommandQueue,
-        events: EventStream,
+        asked: Asked,
         counters: Counters,
+        also_check: Callable[[Namespace, bytes], None] = lambda _namespace, _key: None,
     ) -> None:
+        """`also_check` is told of a page that was bad here and is held by a copy on the ssd."""
         self._pages = pages
         self._room = room
-        self._worker = worker
-        self._events = events
+        self._asked = asked
         self._counters = counters
-        self._tokens = count(1)
-        self._asked: dict[int, tuple[Namespace, bytes, int, int]] = {}  # slot and generation
-        self._slots: set[int] = set()
+        self._also_check = also_check
+        self._slots: set[int] = set()  # that the worker is still to read
 
     @property
     def pending_count(self) -> int:
         """Pages that the worker is still to read."""
-        return len(self._asked)
+        return len(self._slots)
 
     def reported(self, session: Session, row: object) -> None:
         """A client says that a page's bytes did not match their checksum."""
@@ -58,32 +56,33 @@ class Recheck:
             return
         slot = namespace.tree.find(key, touch=False)[0]
         tier = self._pages.tier
-        if slot == ABSENT or slot in self._slots:
+        if slot >= FAR_PLACES or slot in self._slots:
             return
         if (tier.checksum_of(slot), tier.generation_of(slot)) != (checksum, generation):
             return
-        token = next(self._tokens)
         descriptor = tier.descriptors(as_slots([slot]), namespace.page_bytes)
         page = CheckRow(descriptor, namespace.id, key)
-        if not self._worker.submit(CheckPages(token, (page,))):
-            self._counters.add("worker_queue_full")
-            return
-        self._asked[token] = (namespace, key, slot, generation)
-        self._slots.add(slot)
 
-    def checked(self, result: PagesChecked) -> None:
-        """The worker has read the page again."""
-        namespace, key, slot, generation = self._asked.pop(result.token)
-        self._slots.discard(slot)
-        if result.statuses[0] != PageStatus.CORRUPT:
-            return
+        def checked(answer: TokenAnswer) -> None:
+            assert isinstance(answer, PagesChecked)
+            self._slots.discard(slot)
+            if answer.statuses[0] == PageStatus.CORRUPT:
+                self._found_bad(namespace, key, slot, generation)
+
+        if self._asked.ask(lambda token: CheckPages(token, (page,)), checked):
+            self._slots.add(slot)
+
+    def _found_bad(self, namespace: Namespace, key: bytes, slot: int, generation: int) -> None:
         # What was read may have left the slot since, and good bytes of the same page come into it.
-        if self._pages.tier.generation_of(slot) != generation or not namespace.tree.drop(key, slot):
+        if self._pages.tier.generation_of(slot) != generation:
+            return
+        if not self._pages.lose_host(namespace, key, slot):
             return
         self._counters.add("corrupt_pages")
         _LOG.error(
             "page %s of %s is corrupt in host memory; dropped", key.hex(), namespace.record.model
         )
-        self._pages.unlink([slot])
-        self._events.removed(namespace.id, key)
+        if namespace.tree.slot_of(key) is not None:
+            # Whatever damaged it may have been there before it was copied.
+            self._also_check(namespace, key)
         self._room.trim()

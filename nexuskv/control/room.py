@@ -1,24 +1,29 @@
-"""Making room: free slots, then fresh chunks, then eviction, then a chunk of another slot size.
+"""Making room in host memory: free slots, fresh chunks, eviction, a chunk of another slot size.
+
+With an ssd tier eviction means: pages with a copy there are demoted, wherever they stand in their
+chain; of the others the coldest leaves are lost.
 
 `take` decides; the index knows the order of eviction, the tier knows the slots. Work is bounded:
 a chunk is weighed against eviction only once for each chunk's worth of evicted pages.
 """
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from nexuskv.clock import Clock
 from nexuskv.config import Config
+from nexuskv.control.copies import Copies
 from nexuskv.control.counters import Counters
 from nexuskv.control.namespaces import Namespace, Namespaces
 from nexuskv.control.pages import Pages
-from nexuskv.control.sessions import Session
-from nexuskv.index.radix import RadixIndex, count_pages
+from nexuskv.index.radix import Demoted, RadixIndex, count_pages
 from nexuskv.index.tree import Tree
 from nexuskv.tiers.host import HostTier, SlotArray
 from nexuskv.tiers.record import SlotState
+from nexuskv.types import FAR_PLACES
 
 _NOTHING: Final = frozenset[int]()
 _NOMINATING_PAGES: Final = 64  # coldest pages of another slot size whose chunks are weighed
@@ -26,6 +31,14 @@ _CANDIDATES_MAX: Final = 4  # chunks weighed before none is given up
 _AHEAD_PAGES_MAX: Final = 512  # free slots kept ahead for one slot size
 _AHEAD_SHARE: Final = 128  # and at most one for so many used ones
 _DESCENDANTS_MAX: Final = 65536  # counting the pages below a chunk stops here
+
+
+class Writer(NamedTuple):
+    """Who will write into slots: a client's process, or the worker, which has no session."""
+
+    pid: int
+    start_time: int
+    session: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +77,18 @@ class Room:
         self._evicted_since: defaultdict[int, int] = defaultdict(int)
 
     def take(
-        self, namespace: Namespace, count: int, *, session: Session, held: Iterable[int]
+        self,
+        namespace: Namespace,
+        count: int,
+        *,
+        writer: Writer,
+        held: Iterable[int] = _NOTHING,
     ) -> SlotArray:
-        """Lend up to `count` slots to a session, making room as far as it can be made.
+        """Lend up to `count` slots to a writer, making room as far as it can be made.
 
-        `held` are slots of the pages before and between the new ones: without them these could
+        `held` are places of the pages before and between the new ones: without them these could
         not be matched, so they are not evicted to make room.
         """
-        process = session.process
-        assert process is not None
         self._kept = frozenset(held)
         count = self._within_cap(namespace, count)
         self._make(namespace.slot_bytes, count)
@@ -80,9 +96,9 @@ class Room:
         return self._tier.take(
             namespace.slot_bytes,
             count,
-            pid=process.pid,
-            start_time=process.start_time,
-            session=session.number,
+            pid=writer.pid,
+            start_time=writer.start_time,
+            session=writer.session,
             page_bytes=namespace.page_bytes,
         )
 
@@ -125,10 +141,10 @@ class Room:
         if not self._config.namespace_bytes_max:
             return count
         most = self._config.namespace_bytes_max // namespace.slot_bytes - namespace.reserved_count
-        over = namespace.tree.page_count + count - most
+        over = namespace.near_count + count - most
         if over > 0:
             self._evict(over, trees=[namespace.tree])
-        return max(0, min(count, most - namespace.tree.page_count))
+        return max(0, min(count, most - namespace.near_count))
 
     def _make(self, slot_bytes: int, count: int) -> None:
         """Bring the number of free slots of a size to `count`, if it can be."""
@@ -149,11 +165,64 @@ class Room:
     def _evict(
         self, count: int, *, group: int | None = None, trees: list[Tree] | None = None
     ) -> int:
+        """Free the slots of up to `count` pages, coldest first; how many."""
+        if self._pages.copies is not None:
+            return self._evict_near(self._pages.copies, count, group=group, trees=trees)
         evicted = self._index.evict(
             count, is_free=self._may_go, now=self._clock.now(), group=group, trees=trees
         )
         self._pages.evicted(evicted)
         return count_pages(evicted)
+
+    # --- with a second tier
+
+    def _evict_near(
+        self, copies: Copies, count: int, *, group: int | None, trees: list[Tree] | None
+    ) -> int:
+        """The same where pages may have copies: those are demoted, others are lost (I3).
+
+        Cold pages without a copy would fill host memory if copied ones were demoted first however
+        hot, so as many of these go as there are among the coldest.
+        """
+        freed = 0
+        if trees is None:
+            cold = self._index.cold_near(count, wants=self._may_go, group=group)
+            bare = [each for each in cold if not copies.has(each[2])]
+            if len(bare) < len(cold):
+                freed += sum(self._lose_leaf(tree, key) for tree, key, _slot in bare)
+                freed += self._demote(copies, count - freed, group=group, trees=None)
+        else:
+            freed += self._demote(copies, count, group=group, trees=trees)
+        if freed < count:
+            evicted = self._index.evict_near(
+                count - freed, is_free=self._may_go, now=self._clock.now(), group=group, trees=trees
+            )
+            self._pages.evicted(evicted)
+            freed += sum(sum(slot < FAR_PLACES for slot in each.slots) for each in evicted)
+        return freed
+
+    def _demote(
+        self, copies: Copies, count: int, *, group: int | None, trees: list[Tree] | None
+    ) -> int:
+        demoted = self._index.demote(
+            count,
+            far_of=copies.far_of,
+            is_free=self._may_go,
+            now=self._clock.now(),
+            group=group,
+            trees=trees,
+        )
+        return self._pages.demoted(demoted)
+
+    def _lose_leaf(self, tree: Tree, key: bytes) -> int:
+        """Evict a page that has no copy, if nothing hangs below it and it is not pinned."""
+        if tree.is_pinned(key, self._clock.now()):
+            return 0
+        if self._index.descendant_count(tree, key, limit=1):
+            return 0
+        evicted = self._index.evict_subtrees(tree, [key], is_free=self._may_go)
+        self._pages.evicted(evicted or ())
+        return count_pages(evicted or ())
 
     # --- giving memory to another slot size
 
@@ -168,7 +237,7 @@ class Room:
 
         With `any_age` the coldest chunk goes whatever its age: this size has nothing to evict.
         """
-        own = self._index.coldest(slot_bytes)
+        own = self._coldest(slot_bytes)
         candidates = [
             candidate
             for candidate in self._candidates(slot_bytes)
@@ -191,10 +260,24 @@ class Room:
                 nominated[chunk.chunk_index] = None
                 break
         for size in others:
-            for slot in self._index.front_slots(size, _NOMINATING_PAGES):
+            for slot in self._cold_slots(size):
                 nominated.setdefault(self._tier.chunk_of(slot))
         found = (self._weigh(index) for index in list(nominated)[: 2 * _CANDIDATES_MAX])
         return [candidate for candidate in found if candidate is not None][:_CANDIDATES_MAX]
+
+    def _coldest(self, slot_bytes: int) -> int | None:
+        """The touch number of the page of a size that would go first; None when there is none."""
+        if self._pages.copies is None:
+            return self._index.coldest(slot_bytes)
+        cold = self._index.cold_near(1, wants=_any, group=slot_bytes)
+        return self._index.coldness(cold[0][0], cold[0][1]) if cold else None
+
+    def _cold_slots(self, slot_bytes: int) -> list[int]:
+        """The host slots of the coldest pages of a size."""
+        if self._pages.copies is None:
+            return self._index.front_slots(slot_bytes, _NOMINATING_PAGES)
+        cold = self._index.cold_near(_NOMINATING_PAGES, wants=_any, group=slot_bytes)
+        return [slot for _tree, _key, slot in cold]
 
     def _weigh(self, chunk_index: int) -> Candidate | None:
         """What it takes to empty a chunk; None when somebody writes or reads there."""
@@ -209,7 +292,10 @@ class Room:
                 return None
             tree = self._namespaces.by_id[place[0]].tree
             keys[tree].append(place[1])
-            touches += self._index.coldness(tree, place[1]) or 0
+            touch = self._index.coldness(tree, place[1])
+            if touch is None:
+                return None  # An earlier run's page that recovery has not put into the index yet.
+            touches += touch
         for tree, names in keys.items():
             descendants += sum(
                 self._index.descendant_count(tree, name, limit=_DESCENDANTS_MAX) for name in names
@@ -218,13 +304,37 @@ class Room:
         return Candidate(chunk_index, dict(keys), count, descendants, touches / max(1, count))
 
     def _empty(self, candidate: Candidate) -> bool:
-        """Evict a chunk's pages and what hangs below them; False when one of them is busy."""
+        """Free a chunk's slots; False when one of its pages is busy.
+
+        Pages with a copy are demoted, others are evicted with what hangs below them.
+        """
         for tree, names in candidate.keys.items():
-            evicted = self._index.evict_subtrees(tree, names, is_free=self._may_go)
+            bare = names if self._pages.copies is None else self._demote_of(tree, names)
+            evicted = self._index.evict_subtrees(tree, bare, is_free=self._may_go)
             if evicted is None:
                 return False
             self._pages.evicted(evicted)
         return True
+
+    def _demote_of(self, tree: Tree, names: list[bytes]) -> list[bytes]:
+        """Demote those of some free pages that have a copy; the others' keys."""
+        copies = self._pages.copies
+        assert copies is not None
+        places = [(name, tree.slot_of(name)) for name in names]
+        moving = [(name, slot) for name, slot in places if slot is not None and copies.has(slot)]
+        if moving:
+            keys = b"".join(name for name, _slot in moving)
+            near = array("I", [slot for _name, slot in moving])
+            far = array("I", [copies.far_of(slot) for slot in near])
+            moved = tree.move(keys, near, far)
+            assert all(moved)
+            self._pages.demoted([Demoted(tree, keys, near, far)])
+        gone = {name for name, _slot in moving}
+        return [name for name in names if name not in gone]
+
+
+def _any(_slot: int) -> bool:
+    return True
 
 
 def _cost(candidate: Candidate) -> tuple[int, float]:

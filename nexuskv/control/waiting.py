@@ -1,49 +1,29 @@
-"""Acquires that wait for pages that other sessions are still to commit.
+"""Acquires that wait: for pages that others are still to commit, and for pages that are loaded.
 
 Owns the table of waiting acquires, bounded by acquires_waiting_max. Each gets its pages in groups,
-leased as they are sent, within a window of bytes that releases make room in.
+leased as they are sent, within a window of bytes that releases make room in. The two waits of an
+acquire have a deadline each; what has not come by then it does without.
 """
 
 import heapq
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from nexuskv.clock import Clock
 from nexuskv.config import Config
 from nexuskv.control.counters import Counters
 from nexuskv.control.joint import Held
+from nexuskv.control.loading import Loading
 from nexuskv.control.namespaces import Namespace
 from nexuskv.control.pages import Pages, as_slots
-from nexuskv.control.peer import Peer
 from nexuskv.control.sessions import Session
+from nexuskv.control.waiter import Page, Place, Waiter
 from nexuskv.errors import LeaseExpired, OutOfSpace
 from nexuskv.index.tree import ABSENT
 from nexuskv.key import split_keys
 from nexuskv.protocol import REPLY, AcquireState, Type, encode
-
-Place = tuple[int, int]  # (chain index, page index) in the acquire
-Page = tuple[Namespace, bytes]
-
-
-@dataclass(slots=True, eq=False)
-class Waiter:
-    """One acquire that has been answered in part."""
-
-    peer: Peer
-    session: Session
-    frame_id: int
-    request_id: bytes
-    lease_id: int
-    ttl_s: float
-    deadline_s: float
-    chains: list[Namespace] = field(default_factory=list)
-    missing: dict[Page, list[Place]] = field(default_factory=dict)
-    ready: dict[Page, list[Place]] = field(default_factory=dict)
-    ready_bytes: int = 0  # of the pages that have come and not been sent
-    sent: dict[int, int] = field(default_factory=dict)  # slot → bytes, sent and not yet released
-    window_bytes: int = 0  # all of `sent`
+from nexuskv.types import FAR_PLACES
 
 
 class Waiting:
@@ -54,10 +34,12 @@ class Waiting:
         self._clock = clock
         self._pages = pages
         self._counters = counters
+        self.loading: Loading | None = None  # with an ssd tier
         self._waiters: set[Waiter] = set()
         self._dues: list[tuple[float, int, Waiter]] = []  # a heap; may hold forgotten waiters
         self._added = 0
         self._by_page: defaultdict[Namespace, dict[bytes, set[Waiter]]] = defaultdict(dict)
+        self._by_load: dict[Page, set[Waiter]] = {}
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -68,22 +50,36 @@ class Waiting:
         held: Sequence[Held],
         chains: Sequence[tuple[Namespace, bytes]],
     ) -> AcquireState:
-        """Let an acquire wait for the pages it lacks; ABORTED when too many wait already."""
+        """Let an acquire wait for the pages it lacks; ABORTED when too many wait already.
+
+        A wait that is over already is none: the acquire does without those pages.
+        """
         if len(self._waiters) >= self._config.acquires_waiting_max:
             self._counters.add("acquires_waiting_refused")
             return AcquireState.ABORTED
         waiter.chains = [namespace for namespace, _keys in chains]
+        now_s = self._clock.now()
         for chain_index, (chain, (namespace, keys)) in enumerate(zip(held, chains, strict=True)):
             names = split_keys(keys, namespace.key_bytes)
             for page_index, slot in enumerate(chain.slots):
-                if slot == ABSENT:
-                    key = (namespace, names[page_index])
-                    waiter.missing.setdefault(key, []).append((chain_index, page_index))
+                if slot < FAR_PLACES:
+                    continue
+                page, place = (namespace, names[page_index]), (chain_index, page_index)
+                if slot == ABSENT and waiter.wait_until_s > now_s:
+                    waiter.missing.setdefault(page, []).append(place)
+                elif slot != ABSENT and waiter.load_until_s > now_s:
+                    waiter.far.setdefault(page, []).append(place)
+                else:
+                    waiter.is_short = True
         self._waiters.add(waiter)
-        self._added += 1
-        heapq.heappush(self._dues, (waiter.deadline_s, self._added, waiter))
+        for due_s in {waiter.wait_until_s, waiter.load_until_s}:
+            if due_s > now_s:
+                self._added += 1
+                heapq.heappush(self._dues, (due_s, self._added, waiter))
         for namespace, name in waiter.missing:
             self._by_page[namespace].setdefault(name, set()).add(waiter)
+        if waiter.far and self.loading is not None:
+            self.loading.add(waiter)
         return AcquireState.MORE
 
     def wants(self, namespace: Namespace) -> bool:
@@ -107,6 +103,108 @@ class Waiting:
         for waiter in touched:
             self._advance(waiter)
 
+    # --- loads
+
+    def loaded(self, page: Page, slot: int) -> None:
+        """A page that some acquires wait for is in this host slot."""
+        for waiter in self._by_load.pop(page, ()):
+            if page not in waiter.loading:
+                continue  # The send to another waiter of its session has ended the session.
+            places = self._stop_loading(waiter, page)
+            self._keep_ready(waiter, page, places, slot)
+            self._advance(waiter)
+
+    def not_loaded(self, page: Page) -> None:
+        """A load has ended without the page: it may be held, or stored anew, or be gone."""
+        for waiter in self._by_load.pop(page, ()):
+            if page not in waiter.loading:
+                continue
+            places = self._stop_loading(waiter, page)
+            (place,) = page[0].tree.find(page[1], touch=False)
+            if place < FAR_PLACES:
+                self._keep_ready(waiter, page, places, place)
+            elif place == ABSENT:
+                self._wait_for(waiter, page, places)
+            else:
+                waiter.is_short = True
+            self._advance(waiter)
+
+    def arrived(self, waiter: Waiter, page: Page, slot: int) -> None:
+        """A page of `far` is in host memory, loaded by somebody else."""
+        self._keep_ready(waiter, page, waiter.far.pop(page), slot)
+        self._advance(waiter)
+
+    def asked_for(self, waiter: Waiter, page: Page) -> None:
+        """A page of `far` is on its way."""
+        if waiter in self._waiters:
+            waiter.loading[page] = waiter.far.pop(page)
+            waiter.loading_bytes += page[0].slot_bytes
+            self._by_load.setdefault(page, set()).add(waiter)
+
+    def vanished(self, waiter: Waiter, page: Page) -> None:
+        """A page of `far` is held by nobody any more."""
+        self._wait_for(waiter, page, waiter.far.pop(page))
+        self._advance(waiter)
+
+    def unloadable(self, waiter: Waiter) -> None:
+        """What is left of `far` cannot be loaded."""
+        self._give_up_loads(waiter)
+        self._advance(waiter)
+
+    def flush(self, waiter: Waiter) -> None:
+        """Send what is ready: there may be no room for more until it has been released."""
+        self._advance(waiter, flush=True)
+
+    def _stop_loading(self, waiter: Waiter, page: Page) -> list[Place]:
+        waiter.loading_bytes -= page[0].slot_bytes
+        return waiter.loading.pop(page)
+
+    def _keep_ready(self, waiter: Waiter, page: Page, places: list[Place], slot: int) -> None:
+        """A page has come; it stays where it is until it has been sent under the lease."""
+        self._pages.keep((slot,))
+        waiter.kept[page] = slot
+        waiter.ready[page] = places
+        waiter.ready_bytes += page[0].slot_bytes
+
+    def _wait_for(self, waiter: Waiter, page: Page, places: list[Place]) -> None:
+        """Wait for the next commit of a page, if there is time left for that."""
+        if waiter.wait_until_s > self._clock.now():
+            waiter.missing[page] = places
+            self._by_page[page[0]].setdefault(page[1], set()).add(waiter)
+        else:
+            waiter.is_short = True
+
+    def _give_up_loads(self, waiter: Waiter) -> None:
+        if not waiter.far and not waiter.loading:
+            return
+        waiter.is_short = True
+        for page in waiter.loading:
+            waiters = self._by_load.get(page)
+            if waiters is not None:
+                waiters.discard(waiter)
+                if not waiters:
+                    del self._by_load[page]
+        waiter.loading.clear()
+        waiter.loading_bytes = 0
+        waiter.far.clear()
+        if self.loading is not None:
+            self.loading.remove(waiter)
+
+    def _give_up_missing(self, waiter: Waiter) -> None:
+        if not waiter.missing:
+            return
+        waiter.is_short = True
+        for namespace, name in waiter.missing:
+            table = self._by_page[namespace]
+            table[name].discard(waiter)
+            if not table[name]:
+                del table[name]
+            if not table:
+                del self._by_page[namespace]
+        waiter.missing.clear()
+
+    # --- ends
+
     def cleared(self, namespace: Namespace) -> None:
         """A namespace was cleared: acquires that wait for it are aborted."""
         for waiter in [w for w in self._waiters if namespace in w.chains]:
@@ -125,10 +223,11 @@ class Waiting:
 
     def window_freed(self, lease_id: int, slots: Iterable[int]) -> None:
         """Pages of a lease were released: there is room for the next group."""
-        waiters = self._of_lease(lease_id)
-        for waiter in waiters:
+        for waiter in self._of_lease(lease_id):
             waiter.window_bytes -= sum(waiter.sent.pop(slot, 0) for slot in slots)
             self._advance(waiter)
+            if self.loading is not None:
+                self.loading.changed()
 
     def abort_all(self) -> None:
         """The daemon stops."""
@@ -142,30 +241,39 @@ class Waiting:
         return self._dues[0][0] if self._dues else None
 
     def tick(self, now_s: float) -> None:
-        """End the acquires whose wait is over."""
+        """End the waits that are over, and the acquires of which both are."""
         while (due_s := self.next_due()) is not None and due_s <= now_s:
-            self._finish(self._dues[0][2], AcquireState.DEADLINE)
+            waiter = heapq.heappop(self._dues)[2]
+            if waiter.ends_s <= now_s:
+                self._finish(waiter, AcquireState.DEADLINE)
+                continue
+            if waiter.wait_until_s <= now_s:
+                self._give_up_missing(waiter)
+            if waiter.load_until_s <= now_s:
+                self._give_up_loads(waiter)
+            self._advance(waiter)
 
     def _of_lease(self, lease_id: int) -> list[Waiter]:
         if not self._waiters:
             return []
         return [waiter for waiter in self._waiters if waiter.lease_id == lease_id]
 
-    def _advance(self, waiter: Waiter) -> None:
+    def _advance(self, waiter: Waiter, *, flush: bool = False) -> None:
         """Send groups as long as they are worth sending and the window has room.
 
-        A group is worth sending when it has acquire_group_bytes, or all that is still to come.
+        A group is worth sending when it has acquire_group_bytes, or all that is still to come, or
+        when nothing more can come before it has been released.
         """
         group_bytes = self._config.acquire_group_bytes
         while waiter in self._waiters:
-            last = not waiter.missing
-            if waiter.ready_bytes < group_bytes and not last:
+            last = waiter.is_last
+            if not last and (not waiter.ready or (waiter.ready_bytes < group_bytes and not flush)):
                 return
             taken, size_bytes = self._fitting(waiter, group_bytes)
             whole = len(taken) == len(waiter.ready)
             if last and whole:
                 self._send(waiter, AcquireState.COMPLETE, taken)
-            elif size_bytes >= group_bytes or (taken and not waiter.sent):
+            elif taken and (flush or size_bytes >= group_bytes or not waiter.sent):
                 self._send(waiter, AcquireState.MORE, taken)
             else:
                 return  # The window is full: a release brings us here again, or the deadline ends.
@@ -196,22 +304,27 @@ class Waiting:
         if waiter not in self._waiters:
             return  # The send to another waiter of this session has ended the session.
         found: list[tuple[Place, int]] = []
+        kept: list[int] = []
         for page in pages:
             namespace, name = page
             places = waiter.ready.pop(page)
             waiter.ready_bytes -= namespace.slot_bytes
             slot = namespace.tree.find(name)[0]
-            if slot == ABSENT:
-                self._miss_again(waiter, page, places)
+            if page in waiter.kept:
+                kept.append(waiter.kept.pop(page))
+            if slot >= FAR_PLACES:
+                self._lost(waiter, page, places, slot)
                 continue
             found += [(place, slot) for place in places]
             if slot not in waiter.sent:
                 waiter.sent[slot] = namespace.slot_bytes
                 waiter.window_bytes += namespace.slot_bytes
-        if state is AcquireState.COMPLETE and waiter.missing:
-            state = AcquireState.MORE
+        if state is AcquireState.COMPLETE:
+            state = self._state_of(waiter)
         if state is not AcquireState.ABORTED and not self._lease(waiter, found):
             state, found = AcquireState.ABORTED, []
+        if kept:
+            self._pages.let_go(kept)
         self._counters.add("acquire_hits", len(found))
         runs = list(self._runs(waiter, sorted(found)))
         if state is not AcquireState.MORE:
@@ -220,10 +333,21 @@ class Waiting:
             body = (waiter.lease_id, int(state), 0, (), runs)
             waiter.peer.send(encode(Type.ACQUIRE + REPLY, waiter.frame_id, body))
 
-    def _miss_again(self, waiter: Waiter, page: Page, places: list[Place]) -> None:
-        """A page was evicted between its commit and its lease: wait for it again."""
-        waiter.missing[page] = places
-        self._by_page[page[0]].setdefault(page[1], set()).add(waiter)
+    def _state_of(self, waiter: Waiter) -> AcquireState:
+        """How an acquire stands when all that was ready is sent."""
+        if not waiter.is_last:
+            return AcquireState.MORE
+        return AcquireState.DEADLINE if waiter.is_short else AcquireState.COMPLETE
+
+    def _lost(self, waiter: Waiter, page: Page, places: list[Place], place: int) -> None:
+        """A page has left host memory between its arrival and its lease: wait for it again."""
+        if place == ABSENT:
+            self._wait_for(waiter, page, places)
+        elif waiter.load_until_s > self._clock.now() and self.loading is not None:
+            waiter.far[page] = places
+            self.loading.add(waiter)
+        else:
+            waiter.is_short = True
 
     def _lease(self, waiter: Waiter, found: list[tuple[Place, int]]) -> bool:
         try:
@@ -256,10 +380,8 @@ class Waiting:
         if waiter not in self._waiters:
             return
         self._waiters.remove(waiter)
-        for namespace, name in waiter.missing:
-            table = self._by_page[namespace]
-            table[name].discard(waiter)
-            if not table[name]:
-                del table[name]
-            if not table:
-                del self._by_page[namespace]
+        self._give_up_missing(waiter)
+        self._give_up_loads(waiter)
+        if waiter.kept:
+            self._pages.let_go(waiter.kept.values())
+            waiter.kept.clear()

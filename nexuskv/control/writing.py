@@ -5,10 +5,11 @@ import numpy.typing as npt
 
 from nexuskv import UNKNOWN
 from nexuskv.config import Config
+from nexuskv.control.copying import Copying
 from nexuskv.control.counters import Counters
 from nexuskv.control.events import EventStream
-from nexuskv.control.pages import Pages, as_slots
-from nexuskv.control.room import Room
+from nexuskv.control.pages import Pages, as_slots, on_record
+from nexuskv.control.room import Room, Writer
 from nexuskv.control.sessions import Reservation, Session
 from nexuskv.control.waiting import Waiting
 from nexuskv.errors import ConfigError, OutOfSpace, Refused
@@ -38,6 +39,7 @@ class Writing:
         events: EventStream,
         counters: Counters,
         first_reservation: int,
+        copying: Copying | None = None,
     ) -> None:
         self._config = config
         self._pages = pages
@@ -46,6 +48,7 @@ class Writing:
         self._events = events
         self._counters = counters
         self._next_id = first_reservation
+        self._copying = copying
 
     def reserve(self, session: Session, body: list[object]) -> Reply:
         """Lend slots for the keys that are missing, in chain order, as far as there is room."""
@@ -60,7 +63,10 @@ class Writing:
         if not len(missing):
             return 0, bytes([PageStatus.EXISTS]) * count, bytes(DESCRIPTOR_BYTES * count)
         allowed = self._allowed(session, namespace.slot_bytes, len(missing))
-        lent = self._room.take(namespace, allowed, session=session, held=held)
+        process = session.process
+        assert process is not None
+        writer = Writer(process.pid, process.start_time, session.number)
+        lent = self._room.take(namespace, allowed, writer=writer, held=held)
         slots = np.full(count, ABSENT, dtype=np.uint32)
         slots[missing[: len(lent)]] = lent
         statuses = np.full(count, PageStatus.EXISTS.value, dtype=np.uint8)
@@ -178,7 +184,7 @@ class Writing:
         """Write the headers of won pages; tell followers, and the acquires that wait for them."""
         namespace = reservation.namespace
         width = namespace.key_bytes
-        state, parent = _on_record(above)
+        state, parent = on_record(above)
         keys = reservation.keys[start * width : end * width]
         self._pages.tier.publish(
             reservation.slots[start:end],
@@ -190,6 +196,8 @@ class Writing:
             epoch=reservation.epoch,
             checksums=sums[start:end],
         )
+        if self._copying is not None:
+            self._copying.committed(namespace, keys, reservation.slots[start:end])
         self._events.stored(namespace.id, parent_state=state, parent=parent, keys=keys)
         if self._waiting.wants(namespace):
             self._waiting.committed(namespace, split_keys(keys, width))
@@ -209,13 +217,6 @@ def _parent(reservation: Reservation, parent_state: object, parent: bytes) -> Pa
     if parent_state == ParentState.ROOT:
         return None
     raise ConfigError(f"parent_state {parent_state} is none of 0 (root), 1 (key), 2 (unknown)")
-
-
-def _on_record(parent: Parent) -> tuple[ParentState, bytes]:
-    """A parent as headers and events carry it."""
-    if isinstance(parent, bytes):
-        return ParentState.KEY, parent
-    return (ParentState.ROOT if parent is None else ParentState.UNKNOWN), b""
 
 
 def _spans(filled: Mask) -> list[tuple[int, int]]:
