@@ -31,7 +31,9 @@ Capture = pytest.CaptureFixture[str]
 PAGE_BYTES = 64 * KIB
 PIECE = 64  # pages that are put at a time: 4 MiB
 COUNT = 1024  # 64 MiB, twice the host tier
-KEYS = chain("two tiers", COUNT)
+LONG = chain("long", COUNT)
+CHAINS = [chain(f"chain {n}", PIECE) for n in range(COUNT // PIECE)]
+OLD, NEW = CHAINS[0], CHAINS[-1]
 
 
 @pytest.fixture
@@ -57,11 +59,11 @@ def store(daemon: DaemonProcess) -> Iterator[Store]:
 
 @pytest.fixture
 def space(store: Store) -> Space:
-    """One chain, all of it on disk, its later pages also in host memory."""
+    """Chains that are all on disk, the new ones also in host memory."""
     found = open_space(store, page_bytes=PAGE_BYTES)
-    for at in range(0, COUNT, PIECE):
-        assert all(put(found, KEYS[at : at + PIECE], parent=KEYS[at - 1] if at else None))
-        wait_copied(store, at + PIECE)
+    for at, keys in enumerate(CHAINS, 1):
+        assert all(put(found, keys))
+        wait_copied(store, at * PIECE)
     return found
 
 
@@ -71,58 +73,56 @@ def far_count(space: Space, keys: list[bytes]) -> int:
     return match.tier_counts["ssd"]
 
 
-def test_a_chain_larger_than_host_memory_is_got_whole(space: Space) -> None:
-    assert far_count(space, KEYS) > COUNT // 4
-    into = [bytearray(PAGE_BYTES) for _ in KEYS]
-    assert set(space.get(KEYS, into=into)) == {PageStatus.HIT}
-    assert into == pages(KEYS, PAGE_BYTES)
+def test_a_chain_larger_than_host_memory_is_got_whole(store: Store) -> None:
+    space = open_space(store, page_bytes=PAGE_BYTES)
+    for at in range(0, COUNT, PIECE):
+        assert all(put(space, LONG[at : at + PIECE], parent=LONG[at - 1] if at else None))
+        wait_copied(store, at + PIECE)
+    assert far_count(space, LONG) > COUNT // 4
+    into = [bytearray(PAGE_BYTES) for _ in LONG]
+    assert set(space.get(LONG, into=into)) == {PageStatus.HIT}
+    assert into == pages(LONG, PAGE_BYTES)
 
 
 def test_pages_on_disk_are_misses_for_who_may_not_load(space: Space) -> None:
-    far = far_count(space, KEYS)
-    into = [bytearray(PAGE_BYTES) for _ in KEYS]
-    statuses = space.get(KEYS, into=into, load=False)
-    assert statuses.count(PageStatus.MISS) == far
-    assert statuses.count(PageStatus.HIT) == COUNT - far
+    assert (far_count(space, OLD), far_count(space, NEW)) == (PIECE, 0)
+    into = [bytearray(PAGE_BYTES) for _ in OLD]
+    assert set(space.get(OLD, into=into, load=False)) == {PageStatus.MISS}
+    assert set(space.get(NEW, into=into, load=False)) == {PageStatus.HIT}
 
 
 def test_a_prefetch_brings_pages_into_host_memory(space: Space) -> None:
-    keys = KEYS[:PIECE]
-    assert far_count(space, keys) == PIECE
-    assert space.prefetch(keys) == PIECE
-    assert far_count(space, keys) == 0
+    assert far_count(space, OLD) == PIECE
+    assert space.prefetch(OLD) == PIECE
+    assert far_count(space, OLD) == 0
 
 
 def test_loading_is_estimated_to_take_time(space: Space) -> None:
-    near, far = KEYS[-PIECE:], KEYS[:PIECE]
-    assert far_count(space, far) == PIECE
-    into = [bytearray(PAGE_BYTES) for _ in far]
-    space.get(near, into=into)
-    assert space.match(far).load_s > 0
+    into = [bytearray(PAGE_BYTES) for _ in NEW]
+    assert set(space.get(NEW, into=into)) == {PageStatus.HIT}  # how fast copies are is known now
+    assert far_count(space, OLD) == PIECE
+    assert space.match(OLD).load_s > space.match(NEW).load_s > 0
 
 
 def test_a_view_loads_what_it_shows(space: Space) -> None:
-    keys = KEYS[:PIECE]
-    with space.view(keys, check=True) as view:
-        assert [bytes(p) for p in view.pages if p is not None] == pages(keys, PAGE_BYTES)
+    assert far_count(space, OLD) == PIECE
+    with space.view(OLD, check=True) as view:
+        assert [bytes(p) for p in view.pages if p is not None] == pages(OLD, PAGE_BYTES)
     assert view.held
 
 
 def test_a_lease_on_pages_on_disk_is_read_elsewhere(
     daemon: DaemonProcess, store: Store, space: Space
 ) -> None:
-    keys = KEYS[:PIECE]
-    assert far_count(space, keys) == PIECE
-    lease = store.acquire([(space, keys)], request_id=b"far", ttl_s=30)
+    assert far_count(space, OLD) == PIECE
+    lease = store.acquire([(space, OLD)], request_id=b"far", ttl_s=30)
     assert lease
     assert lease.token_count == PIECE * 16
+    into = [bytearray(PAGE_BYTES) for _ in OLD]
     with open_store(daemon.url) as other:
-        into = [bytearray(PAGE_BYTES) for _ in keys]
-        read = other.lease(lease.token).get(
-            open_space(other, page_bytes=PAGE_BYTES), keys, into=into
-        )
-    assert set(read) == {PageStatus.HIT}
-    assert into == pages(keys, PAGE_BYTES)
+        theirs = open_space(other, page_bytes=PAGE_BYTES)
+        assert set(other.lease(lease.token).get(theirs, OLD, into=into)) == {PageStatus.HIT}
+    assert into == pages(OLD, PAGE_BYTES)
 
 
 def _verify(
@@ -137,7 +137,7 @@ def _verify(
 def test_verify_reads_every_page_in_both_tiers(
     daemon: DaemonProcess, space: Space, capsys: Capture
 ) -> None:
-    near = COUNT - far_count(space, KEYS)
+    near = COUNT - sum(far_count(space, keys) for keys in CHAINS)
     code, tiers = _verify(capsys, daemon)
     assert code == OK
     assert (tiers["ssd"]["good"], tiers["ssd"]["bytes"]) == (COUNT, COUNT * PAGE_BYTES)
@@ -147,10 +147,10 @@ def test_verify_reads_every_page_in_both_tiers(
 def test_verify_drops_a_page_that_is_damaged_on_disk(
     daemon: DaemonProcess, space: Space, capsys: Capture, tmp_path: Path
 ) -> None:
-    _flip(tmp_path / "ssd", page(KEYS[3], PAGE_BYTES))
+    _flip(tmp_path / "ssd", page(OLD[3], PAGE_BYTES))
     code, tiers = _verify(capsys, daemon, "--tier", "ssd")
     assert (code, tiers["ssd"]["corrupt"]) == (FAILED, 1)
-    assert space.match(KEYS).page_count == 3
+    assert space.match(OLD).page_count == 3
     code, tiers = _verify(capsys, daemon, "--tier", "ssd")
     assert (code, tiers["ssd"]["good"]) == (OK, COUNT - 1)
 
@@ -171,11 +171,11 @@ def _flip(folder: Path, data: bytes) -> None:
 def test_page_get_writes_a_page_from_disk(
     daemon: DaemonProcess, space: Space, tmp_path: Path
 ) -> None:
-    assert far_count(space, KEYS[:1]) == 1
+    assert far_count(space, OLD[:1]) == 1
     out = tmp_path / "page"
-    argv = ["page", "get", KEYS[0].hex(), "--out", str(out), "--url", daemon.url]
+    argv = ["page", "get", OLD[0].hex(), "--out", str(out), "--url", daemon.url]
     assert main(argv) == OK
-    assert out.read_bytes() == page(KEYS[0], PAGE_BYTES)
+    assert out.read_bytes() == page(OLD[0], PAGE_BYTES)
 
 
 def test_page_get_of_a_page_that_is_not_held_is_status_1(
