@@ -28,7 +28,7 @@ from nexuskv.tiers.folder import TABLE_PREFIX, FolderLock, segment_files
 from nexuskv.tiers.mapped import processes_mapping
 from nexuskv.tiers.owner import Process
 from nexuskv.tiers.populate import Allocate
-from nexuskv.tiers.record import RECORD_BYTES, Batch, SlotState, intact, new_batch
+from nexuskv.tiers.record import RECORD_BYTES, RECORD_DTYPE, Batch, SlotState, intact, new_batch
 from nexuskv.tiers.segment import SLOT_ALIGN_BYTES, Segment, TableHeader, open_segment
 from nexuskv.tiers.table import SlotTable
 
@@ -36,6 +36,7 @@ _LOG = logging.getLogger("nexuskv.tiers")
 _TAKEN: Final = (SlotState.WRITING.value, SlotState.QUARANTINED.value, SlotState.READY.value)
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
+_ROW: Final = np.dtype(f"V{RECORD_BYTES}")  # a record moved whole, not field by field
 _NO_SLOTS: Final = np.zeros(0, dtype=np.uint32)
 
 
@@ -131,7 +132,7 @@ class Adoption:
         words = records.view(np.uint64).reshape(-1, RECORD_BYTES // 8)
         written: Mask = np.any(words != 0, axis=1)
         good = written.copy()
-        good[written] = intact(records[written])
+        good[written] = intact(records.view(_ROW)[written].view(RECORD_DTYPE))
         good &= records["slot"] == slots
         self._table.recall(first, records, good)
         taken = good & np.isin(records["state"], _TAKEN)
@@ -148,17 +149,19 @@ class Adoption:
         self._damaged.clear()
         return damaged
 
-    def forget(self, namespace_id: bytes, keys: Collection[bytes]) -> SlotArray:
+    def forget(self, namespace_id: bytes, keys: Collection[bytes]) -> tuple[SlotArray, int]:
         """Make the records of pages say that they have gone, wherever an earlier run left them.
 
         Looks at every record: some 0.1 s a million.
 
         Returns:
-            The slots among them that were adopted already; their records are unchanged.
+            The slots among them that were adopted already, whose records are unchanged, and how
+            many others there were.
         """
         wanted = set(keys)
         tags = np.array([int.from_bytes(key[:8], "little") for key in wanted], dtype=np.uint64)
         adopted: list[int] = []
+        struck_count = 0
         for first, end in self._segment.rows_on_record():
             records = self._segment.records[first:end]
             found = np.ascontiguousarray(records["key"][:, :8]).view(np.uint64)[:, 0]
@@ -175,7 +178,8 @@ class Adoption:
                     adopted.append(first + at)
                 else:
                     self._table.strike(np.array([first + at], dtype=np.intp))
-        return np.array(adopted, dtype=np.uint32)
+                    struck_count += 1
+        return np.array(adopted, dtype=np.uint32), struck_count
 
     def _claim(self, stretches: list[tuple[int, int]]) -> None:
         stride = self._ledger.stride

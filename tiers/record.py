@@ -192,7 +192,10 @@ def seal(batch: Batch) -> None:
 
 
 def intact(batch: Batch) -> npt.NDArray[np.bool_]:
-    """Which records of a batch `decode` would accept; shape (n,)."""
+    """Which records of a batch `decode` would accept; shape (n,).
+
+    The bytes between the fields count: a batch copied field by field has any there.
+    """
     bodies: list[bytes] = batch.view(_SEAL_DTYPE)["hashed"].tolist()
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, bodies), np.uint64, count=len(bodies))
     good: npt.NDArray[np.bool_] = batch["own_checksum"] == hashes

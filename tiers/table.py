@@ -188,7 +188,7 @@ class SlotTable:
 
     def records_between(self, first_slot: int, end_slot: int) -> Batch:
         """The records of consecutive slots; a copy, whatever they say."""
-        return self._shared[first_slot:end_slot].copy()
+        return self._shared.view(_ROW)[first_slot:end_slot].copy().view(RECORD_DTYPE)
 
     def recall(self, first_slot: int, batch: Batch, intact: npt.NDArray[np.bool_]) -> None:
         """Go on from the generations that intact records of consecutive slots name."""
