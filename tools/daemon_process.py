@@ -26,7 +26,7 @@ START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 20.0
 LOG_LINES_MAX: Final = 4096
 ROOM_LEAST_BYTES: Final = 512 * MIB  # containers often have 64 MiB of shared memory
-_LAST_WORDS_S: Final = 1.0  # between the end of a child's stderr and its own
+_LAST_WORDS_S: Final = 1.0  # between the ends of a child and of its stderr, whichever is first
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
@@ -235,12 +235,14 @@ class DaemonProcess:
                 if line.startswith(READY_PREFIX):
                     self.urls = tuple(line.removeprefix(READY_PREFIX).split())
                     self._ready.set()
-        # The end wakes a waiting start as well: there is nothing left to wait for.
-        self._ready.set()
+        # The end wakes a waiting start as well: there is nothing left to wait for. It comes late if
+        # something that the child started kept its stderr; by then there may be another child.
+        if process is self._process:
+            self._ready.set()
 
     def _finish_reader(self) -> None:
         if self._reader is not None:
-            self._reader.join(STOP_TIMEOUT_S)
+            self._reader.join(_LAST_WORDS_S)
 
 
 def flags_of(fields: Mapping[str, object]) -> Sequence[str]:

@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from nexuskv.control.counters import Counters
 from nexuskv.tiers.host import HostTier
 from nexuskv.worker.commands import ChunkPopulated, CommandQueue, PopulateChunk
 
 _LOG = logging.getLogger("nexuskv.control")
+_LOSSES_MAX: Final = 3  # workers that one chunk may cost: it may be what kills them
 
 
 class Supply:
@@ -25,6 +27,8 @@ class Supply:
         self._worker = worker
         self._counters = counters
         self._busy = False
+        self._excused = False  # the answer to come says nothing about the chunk
+        self._losses = 0  # of workers with this chunk, in a row
         self._on_first: Callable[[], None] | None = on_first
 
     def next(self) -> None:
@@ -38,14 +42,27 @@ class Supply:
         if not self._busy:
             self._counters.add("worker_queue_full")
 
+    def ready(self) -> None:
+        """There is memory: tell whoever waits for the first of it, once."""
+        on_first, self._on_first = self._on_first, None
+        if on_first is not None:
+            on_first()
+
+    def worker_lost(self) -> None:
+        """The worker is gone: the chunk it was at is tried again, unless it cost too many."""
+        self._losses += self._busy
+        self._excused = self._busy and self._losses < _LOSSES_MAX
+
     def populated(self, result: ChunkPopulated) -> None:
         """The worker has tried a chunk; call `next` for another."""
         self._busy = False
+        excused, self._excused = self._excused, False
+        if excused:
+            return
+        self._losses = 0
         if result.error is None:
             self._tier.chunk_populated(result.chunk_index)
-            on_first, self._on_first = self._on_first, None
-            if on_first is not None:
-                on_first()
+            self.ready()
         else:
             self._tier.chunk_failed(result.chunk_index)
             if self._tier.failed_chunks == 1:

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from nexuskv.errors import NexusError, OutOfSpace, Unavailable
-from nexuskv.tiers.geometry import round_up
-from nexuskv.types import PageStatus
+from nexuskv.types import PAGE_ALIGN_BYTES, PageStatus
 from nexuskv.worker.answers import Answers
 from nexuskv.worker.commands import (
     Answer,
@@ -178,7 +177,7 @@ class Copying:
 
     def _check(self, row: CopyRow) -> PageStatus:
         with (
-            mmap.mmap(-1, max(round_up(row.size_bytes), 1)) as scratch,
+            mmap.mmap(-1, _rounded_up(row.size_bytes)) as scratch,
             memoryview(scratch) as whole,
         ):
             self._ssd.slabs.read_into(
@@ -338,6 +337,11 @@ class Copying:
             self._health.note_error(str(error))
         else:
             _LOG.error("an ssd command is wrong: %s", error)
+
+
+def _rounded_up(size_bytes: int) -> int:
+    """Whole blocks, one at least: no mapping is empty."""
+    return max(1, -(-size_bytes // PAGE_ALIGN_BYTES)) * PAGE_ALIGN_BYTES
 
 
 def _parts(rows: Sequence[_Row], thread_count: int) -> list[tuple[int, Sequence[_Row]]]:

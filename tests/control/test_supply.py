@@ -98,3 +98,40 @@ def test_ready_is_said_once_when_the_first_chunk_has_memory(tier: HostTier) -> N
         supply.populated(ChunkPopulated(at, error))
         supply.next()
     assert ready == [True]
+
+
+def test_a_chunk_that_a_worker_died_with_is_tried_again(tier: HostTier) -> None:
+    queue = Queue()
+    queue.room = 10
+    supply = supply_of(tier, queue, [])
+    supply.next()
+    for _ in range(2):
+        supply.worker_lost()
+        supply.populated(ChunkPopulated(0, "the worker was lost"))
+        supply.next()
+    assert queue.taken == [PopulateChunk(0)] * 3
+    supply.populated(ChunkPopulated(0, None))
+    assert (tier.populated_bytes, tier.failed_chunks) == (CHUNK_BYTES, 0)
+
+
+def test_a_chunk_that_kills_every_worker_is_given_up(tier: HostTier) -> None:
+    queue = Queue()
+    queue.room = 10
+    supply = supply_of(tier, queue, [])
+    supply.next()
+    for _ in range(3):
+        supply.worker_lost()
+        supply.populated(ChunkPopulated(0, "the worker was lost"))
+        supply.next()
+    assert queue.taken[-1] == PopulateChunk(1)
+    assert tier.failed_chunks == 1
+
+
+def test_a_worker_lost_while_no_chunk_was_asked_for_excuses_nothing(tier: HostTier) -> None:
+    queue = Queue()
+    queue.room = 10
+    supply = supply_of(tier, queue, [])
+    supply.worker_lost()
+    supply.next()
+    supply.populated(ChunkPopulated(0, "full"))
+    assert tier.failed_chunks == 1

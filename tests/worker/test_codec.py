@@ -6,7 +6,7 @@ from typing import get_args, get_origin
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nexuskv.errors import ProtocolError
@@ -54,9 +54,11 @@ def records_of(kind: type[Record]) -> st.SearchStrategy[Record]:
     return st.builds(kind, *(values_of(spec.type) for spec in fields(kind)))
 
 
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 RECORDS = st.sampled_from(KINDS).flatmap(records_of)
 
 
+@UNHURRIED
 @given(NUMBERS, RECORDS)
 def test_a_record_comes_back_as_it_was(sequence: int, record: Record) -> None:
     frame = encode(sequence, record)
@@ -70,12 +72,14 @@ def test_every_record_of_the_contract_has_a_number() -> None:
     assert {*KINDS} == {*NUMBERED}
 
 
+@UNHURRIED
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_message_are_a_protocol_error(raw: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         assert encode(*decode(raw))
 
 
+@UNHURRIED
 @given(RECORDS, st.data())
 def test_a_damaged_message_is_another_message_or_a_protocol_error(
     record: Record, data: st.DataObject
