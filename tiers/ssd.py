@@ -15,8 +15,7 @@ never means two copies; usage always equals a recount of the slots.
 Control thread only. Nothing iterates over all slots: a tier of any size opens at once.
 """
 
-from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,14 @@ from nexuskv.tiers.chunks import ChunkLedger, ChunkStage, SlotArray
 from nexuskv.tiers.geometry import SlabGeometry
 from nexuskv.tiers.record import SlotState
 from nexuskv.tiers.segment import INCARNATION_BYTES
+from nexuskv.tiers.ssd_slots import (
+    FileRow,
+    FileToMake,
+    SlotsOfFile,
+    SsdSlotState,
+    SsdUsage,
+    Taken,
+)
 
 __all__ = [
     "FileRow",
@@ -40,60 +47,6 @@ __all__ = [
 
 FILES_MAKING_MAX: Final = 4
 """Files in the making at a time: one a slot size, of as many sizes."""
-
-
-class SsdSlotState(IntEnum):
-    """What an ssd slot is doing. The numbers are those by which the ledger counts slots."""
-
-    FREE = SlotState.FREE
-    WRITING = SlotState.WRITING  # a copy is on its way into it
-    READY = SlotState.READY  # its copy is durable, and so is its row
-    UNKNOWN = SlotState.QUARANTINED  # found on disk; its row, if it has one, is not read yet
-    DROPPING = SlotState.UNLINKED  # its row is being deleted
-
-
-class FileToMake(NamedTuple):
-    """A file the worker should make: preallocated, with a durable superblock for this slot size."""
-
-    file_index: int
-    slot_bytes: int
-
-
-class Taken(NamedTuple):
-    """Slots that became WRITING, and what must be made for the next ones."""
-
-    slots: SlotArray
-    files: list[FileToMake]
-
-
-class SlotsOfFile(NamedTuple):
-    """The slots of one file that are not free, ascending, with an `SsdSlotState` each."""
-
-    slot_bytes: int
-    slots: SlotArray
-    states: npt.NDArray[np.uint8]
-
-
-class FileRow(NamedTuple):
-    """One file for inspection and for choosing which to empty. Counts of slots."""
-
-    file_index: int
-    slot_bytes: int  # 0: made once, without a slot size now
-    used: int
-    writing: int
-    unknown: int
-    dropping: int
-
-
-class SsdUsage(NamedTuple):
-    """Slots of one size, counted by what they do."""
-
-    slot_bytes: int
-    free: int
-    used: int
-    writing: int
-    unknown: int
-    dropping: int
 
 
 class SsdTier:

@@ -62,9 +62,9 @@ def check(rows: list[Row], raw: bytes, expected: dict[str, Field]) -> None:
         assert raw[at:offset] == bytes(offset - at), f"unnamed bytes before {field}"
         at = offset + size if size else len(raw)
         value = expected[field]
-        order = "big" if holds.endswith("BE") else "little"
-        wanted = value if isinstance(value, bytes) else value.to_bytes(size, order)
-        assert raw[offset:at] == wanted.ljust(size, b"\0"), field
+        if isinstance(value, int):
+            value = value.to_bytes(size, "big" if holds.endswith("BE") else "little")
+        assert raw[offset:at] == value.ljust(size, b"\0"), field
     assert not any(raw[at:])
 
 
