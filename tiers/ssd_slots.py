@@ -1,4 +1,4 @@
-"""What ssd slots do, and the rows that the ssd tier answers about slots and files. Plain records."""
+"""What ssd slots do, and the rows that the ssd tier answers about them. Plain records."""
 
 from enum import IntEnum
 from typing import NamedTuple
