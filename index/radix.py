@@ -199,14 +199,20 @@ class RadixIndex:
         return demotion.demoted
 
     def cold_near(
-        self, limit: int, *, wants: Callable[[int], bool], group: int | None = None
+        self,
+        limit: int,
+        *,
+        wants: Callable[[int], bool],
+        group: int | None = None,
+        trees: Iterable[Tree] | None = None,
     ) -> list[tuple[Tree, bytes, int]]:
-        """The coldest near pages for which `wants` holds, with tree, key and place: to copy ahead.
+        """The coldest near pages for which `wants` holds, with tree, key and place.
 
-        Nothing that can be seen changes. At most `COLD_NEAR_SCAN_MAX` runs are looked at of each
+        For copying ahead of eviction, and for telling what would go. `group` and `trees` are as in
+        `evict`. Nothing that can be seen changes. At most `COLD_NEAR_SCAN_MAX` runs are looked at of each
         sort, so there may be more than are returned.
         """
-        return cold_near(list(self._among(group, None)), limit, wants)
+        return cold_near(list(self._among(group, trees)), limit, wants)
 
     def _to_walk(self, now: float, group: int | None, trees: Iterable[Tree] | None) -> list[Tree]:
         self._ledger.pins.forget_expired(now)

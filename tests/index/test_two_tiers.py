@@ -320,6 +320,7 @@ def test_cold_near_names_the_coldest_pages_that_are_wanted_and_changes_nothing()
     assert index.cold_near(9, wants=wants) == expected
     assert index.cold_near(2, wants=wants, group=GROUP) == expected[:2]
     assert index.cold_near(9, wants=wants, group=GROUP + 1) == []
+    assert index.cold_near(9, wants=wants, trees=[]) == []
     assert index.front_slots(GROUP, 99) == before
     assert near_of(demote(index, 1)) == [2]
 

@@ -1,4 +1,4 @@
-"""`bench index`: match, put, eviction, memory and stalls of the radix index alone.
+"""`bench index`: match, put, eviction, demotion, memory and stalls of the radix index alone.
 
 One process, one thread, the cyclic collector off, as in the daemon. Keys have 32 bytes, as vLLM's.
 Limits are the targets of the design. Stalls are counted in CPU time of the thread, so that a pause
@@ -22,10 +22,11 @@ from nexuskv.index.radix import RadixIndex, count_pages
 from nexuskv.index.tree import Tree
 from nexuskv.tools.bench.report import Row, row
 from nexuskv.tools.bench.timing import percentile
-from nexuskv.types import Kind
+from nexuskv.types import FAR_PLACES, Kind
 
 KEY_BYTES: Final = 32
 CHAIN_PAGES: Final = 512
+DEMOTED_PAGES: Final = 64  # a call
 HOT_S: Final = 10e-6
 COLD_S: Final = 30e-6
 PUT_PAGE_S: Final = 1.5e-6
@@ -41,6 +42,7 @@ def rows(quick: bool) -> list[Row]:
         first, second = _Filled(small), _Filled(large)
         found = [*first.matches(), *second.matches(), _growth(first, second), second.put()]
         found += _churn(second, 1_000 if quick else 10_000)
+        found += _demote(second)
     return found + [_memory(run_pages, large) for run_pages in RUN_BYTES]
 
 
@@ -159,6 +161,34 @@ def _churn(filled: _Filled, operations: int) -> list[Row]:
         ),
         row(f"evict page at {filled.page_count}", evict_s / evicted, "s", None),
     ]
+
+
+def _demote(filled: _Filled) -> list[Row]:
+    """Nine tenths of the pages get far places, a few a call, coldest first."""
+    index, left = filled.index, filled.tree.page_count * 9 // 10
+    spent_s: list[float] = []
+    demoted = 0
+    while left > demoted:
+        start_s = time.thread_time()
+        went = index.demote(DEMOTED_PAGES, far_of=_far_of, is_free=_is_free, now=0.0)
+        spent_s.append(time.thread_time() - start_s)
+        demoted += sum(len(each.near) for each in went)
+        assert went
+    return [
+        row(f"demote page at {filled.page_count}", sum(spent_s) / demoted, "s", None),
+        row(
+            f"worst stall in demoting {DEMOTED_PAGES}",
+            max(spent_s),
+            "s",
+            STALL_S,
+            target=1.0,
+            p99=percentile(spent_s, 0.99),
+        ),
+    ]
+
+
+def _far_of(place: int) -> int:
+    return FAR_PLACES + place
 
 
 def _is_free(_slot: int) -> bool:
