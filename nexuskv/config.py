@@ -100,6 +100,12 @@ class Config:
     quarantine_bytes: int = _set(
         256 * MIB, "slots whose writer may still write; reserve is refused above", "size"
     )
+    keep_pages: bool = _set(
+        True, "leave pages in memory for the next start; off: start empty, and leave nothing"
+    )
+    recover_slice_s: float = _set(
+        0.005, "how long recovery after a start works between requests", "s", 0.0001
+    )
     # --- ssd tier
     ssd_dir: str = _set("", "folder of the ssd tier; empty: none")
     ssd_capacity: int = _set(0, "bytes of the ssd tier, rounded down to whole files", "size")
@@ -112,9 +118,20 @@ class Config:
     ssd_errors_max: int = _set(
         16, "errors in a row after which the ssd tier leaves service", "count", 1
     )
+    ssd_retry_s: float = _set(
+        1.0, "pause before rows of the ssd that could not be deleted are tried again", "s", 0.001
+    )
+    copy_queue_bytes: int = _set(
+        256 * MIB, "pages waiting for or in a copy to the ssd; more are not copied", "size", 1
+    )
+    copy_group_bytes: int = _set(8 * MIB, "pages of one copy command", "size", 1)
+    load_inflight_bytes: int = _set(64 * MIB, "pages being loaded from the ssd", "size", 1)
+    load_retry_s: float = _set(
+        0.02, "pause before host memory for a load is looked for again", "s", 0.001
+    )
     ssd_policy: str = _set("write_through", "pages copied to the ssd: " + ", ".join(SSD_POLICIES))
     ssd_second_use_pages_max: int = _set(
-        2**20, "published pages that on_second_use remembers, 8 bytes each", "count", 1
+        2**20, "published pages remembered, to know those used twice; 8 bytes each", "count", 1
     )
     ssd_ahead_pages_max: int = _set(
         1024,

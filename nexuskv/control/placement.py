@@ -28,13 +28,16 @@ _WORD_BYTES: Final = 8
 class Policy(Protocol):
     """Says which pages to copy to the ssd now. Slots are host slots, in chain order."""
 
-    def committed(self, namespace_id: bytes, keys: bytes, slots: SlotArray) -> SlotArray:
+    def committed(
+        self, namespace_id: bytes, keys: bytes, slots: SlotArray, *, pressed: bool = False
+    ) -> SlotArray:
         """Pages were published: which of them to copy now.
 
         Args:
             namespace_id: its 16 bytes.
             keys: their joined keys, of 8 bytes at least each.
             slots: one a key.
+            pressed: whether so much waits to be copied that some of it will be dropped.
         """
         ...
 
@@ -55,39 +58,23 @@ class Policy(Protocol):
         ...
 
 
-class WriteThrough:
-    """Every page, as soon as it is published."""
-
-    def committed(self, namespace_id: bytes, keys: bytes, slots: SlotArray) -> SlotArray:
-        """All of them."""
-        return slots
-
-    def used(self, slots: SlotArray) -> SlotArray:
-        """All of them: one that still has no copy was dropped when it was published."""
-        return slots
-
-    def leaving(self, committed_count: int, *, free_count: int) -> int:
-        """None: what leaves host memory was named before."""
-        return 0
-
-
-class OnSecondUse:
-    """A page that was used after it was published, or is published again after it was lost.
+class Published:
+    """Remembers pages that were published.
 
     Args:
-        pages_max: published pages remembered, 8 bytes each. Each takes a place chosen by its tag
-            from whatever page had it: half of all pages are forgotten once 0.7 x `pages_max` newer
-            ones have come, but any page of a chain stands for those before it.
+        pages_max: pages remembered, 8 bytes each. Each takes a place chosen by its tag from
+            whatever page had it: half of all pages are forgotten once 0.7 x `pages_max` newer ones
+            have come, but any page of a chain stands for those before it.
     """
 
     def __init__(self, *, pages_max: int) -> None:
         self._tags: Tags = lazy_zeros(pages_max, "<u8")
 
-    def committed(self, namespace_id: bytes, keys: bytes, slots: SlotArray) -> SlotArray:
-        """Those that were published before. All are remembered.
+    def again(self, namespace_id: bytes, keys: bytes, slots: SlotArray) -> SlotArray:
+        """The slots of those that were published before. All are remembered.
 
         A key commits to its prefix, so all pages before one that is remembered were published then
-        too. Without them the copy could not outlive them.
+        too. Without them a copy could not outlive them.
         """
         if not len(slots):
             return slots
@@ -96,6 +83,41 @@ class OnSecondUse:
         seen = np.flatnonzero(self._tags[places] == tags)
         self._tags[places] = tags
         return slots[: seen[-1] + 1] if len(seen) else _NONE
+
+
+class WriteThrough:
+    """Every page as soon as it is published; while the ssd does not keep up, as `OnSecondUse`."""
+
+    def __init__(self, published: Published) -> None:
+        self._published = published
+
+    def committed(
+        self, namespace_id: bytes, keys: bytes, slots: SlotArray, *, pressed: bool = False
+    ) -> SlotArray:
+        """All of them. What cannot all be copied is better chosen than cut off where it is full."""
+        again = self._published.again(namespace_id, keys, slots)
+        return again if pressed else slots
+
+    def used(self, slots: SlotArray) -> SlotArray:
+        """All of them: one that still has no copy was left out when it was published."""
+        return slots
+
+    def leaving(self, committed_count: int, *, free_count: int) -> int:
+        """None: what leaves host memory was named before."""
+        return 0
+
+
+class OnSecondUse:
+    """A page that was used after it was published, or is published again after it was lost."""
+
+    def __init__(self, published: Published) -> None:
+        self._published = published
+
+    def committed(
+        self, namespace_id: bytes, keys: bytes, slots: SlotArray, *, pressed: bool = False
+    ) -> SlotArray:
+        """Those that were published before."""
+        return self._published.again(namespace_id, keys, slots)
 
     def used(self, slots: SlotArray) -> SlotArray:
         """All of them: to be published was their first use."""
@@ -116,7 +138,9 @@ class OnEvict:
     def __init__(self, *, ahead_pages_max: int) -> None:
         self._ahead_pages_max = ahead_pages_max
 
-    def committed(self, namespace_id: bytes, keys: bytes, slots: SlotArray) -> SlotArray:
+    def committed(
+        self, namespace_id: bytes, keys: bytes, slots: SlotArray, *, pressed: bool = False
+    ) -> SlotArray:
         """None: they are the hottest."""
         return _NONE
 
@@ -141,9 +165,9 @@ def make_policy(name: str, *, second_use_pages_max: int, ahead_pages_max: int) -
         ConfigError: there is none of that name.
     """
     if name == "write_through":
-        return WriteThrough()
+        return WriteThrough(Published(pages_max=second_use_pages_max))
     if name == "on_second_use":
-        return OnSecondUse(pages_max=second_use_pages_max)
+        return OnSecondUse(Published(pages_max=second_use_pages_max))
     if name == "on_evict":
         return OnEvict(ahead_pages_max=ahead_pages_max)
     raise ConfigError(f"no placement policy {name!r}")

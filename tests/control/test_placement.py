@@ -12,6 +12,7 @@ from nexuskv.control.placement import (
     OnEvict,
     OnSecondUse,
     Policy,
+    Published,
     WriteThrough,
     make_policy,
     page_tags,
@@ -36,33 +37,45 @@ def make(name: str) -> Policy:
 
 
 def test_write_through_copies_what_is_published() -> None:
-    assert WriteThrough().committed(ONE, joined([1, 2]), slots(7, 8)).tolist() == [7, 8]
+    assert WriteThrough(Published(pages_max=4096)).committed(
+        ONE, joined([1, 2]), slots(7, 8)
+    ).tolist() == [7, 8]
 
 
-@pytest.mark.parametrize("policy", [WriteThrough(), OnSecondUse(pages_max=8)], ids=["wt", "2nd"])
+def test_write_through_under_pressure_copies_only_what_was_published_before() -> None:
+    policy = WriteThrough(Published(pages_max=4096))
+    policy.committed(ONE, joined([1]), slots(7))
+    assert policy.committed(ONE, joined([1, 2]), slots(8, 9), pressed=True).tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [WriteThrough(Published(pages_max=4096)), OnSecondUse(Published(pages_max=8))],
+    ids=["wt", "2nd"],
+)
 def test_a_use_names_pages_whose_copy_may_have_been_dropped(policy: Policy) -> None:
     assert policy.used(slots(3, 4)).tolist() == [3, 4]
 
 
 def test_on_second_use_copies_nothing_that_is_published_for_the_first_time() -> None:
-    policy = OnSecondUse(pages_max=4096)
+    policy = OnSecondUse(Published(pages_max=4096))
     assert policy.committed(ONE, joined([1, 2]), slots(7, 8)).tolist() == []
 
 
 def test_on_second_use_copies_what_is_published_again_wherever_it_lies_now() -> None:
-    policy = OnSecondUse(pages_max=4096)
+    policy = OnSecondUse(Published(pages_max=4096))
     policy.committed(ONE, joined([1, 2]), slots(7, 8))
     assert policy.committed(ONE, joined([1, 2, 3]), slots(19, 20, 21)).tolist() == [19, 20]
 
 
 def test_on_second_use_copies_what_comes_before_a_page_that_it_remembers() -> None:
-    policy = OnSecondUse(pages_max=4096)
+    policy = OnSecondUse(Published(pages_max=4096))
     policy.committed(ONE, joined([3]), slots(3))
     assert policy.committed(ONE, joined([1, 2, 3, 4]), slots(7, 8, 9, 10)).tolist() == [7, 8, 9]
 
 
 def test_on_second_use_tells_namespaces_apart() -> None:
-    policy = OnSecondUse(pages_max=4096)
+    policy = OnSecondUse(Published(pages_max=4096))
     policy.committed(ONE, joined([1]), slots(7))
     assert policy.committed(OTHER, joined([1]), slots(8)).tolist() == []
 
@@ -73,13 +86,13 @@ def remembered(policy: OnSecondUse, pages: Sequence[int]) -> int:
 
 
 def test_on_second_use_remembers_no_more_pages_than_it_may() -> None:
-    policy, pages = OnSecondUse(pages_max=64), range(1000)
+    policy, pages = OnSecondUse(Published(pages_max=64)), range(1000)
     policy.committed(ONE, joined(pages), slots(*pages))
     assert 1 <= remembered(policy, pages[::-1]) <= 64
 
 
 def test_on_second_use_remembers_most_of_half_as_many_pages_as_it_may() -> None:
-    policy, pages = OnSecondUse(pages_max=4096), range(2048)
+    policy, pages = OnSecondUse(Published(pages_max=4096)), range(2048)
     policy.committed(ONE, joined(pages), slots(*pages))
     assert remembered(policy, pages) > 0.6 * 2048
 

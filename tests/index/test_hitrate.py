@@ -2,7 +2,8 @@
 
 import pytest
 
-from nexuskv.tools.bench.hitrate import index_rate, load, lru_rate
+from nexuskv.tools.bench.hitrate import index_rate, load
+from nexuskv.tools.bench.lru import lru_rate
 from nexuskv.tools.trace import TRACES
 
 REQUESTS = 700

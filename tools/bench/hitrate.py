@@ -1,16 +1,19 @@
 """`bench hitrate`: hit rates of the index on the request traces, beside an exact LRU.
 
+In one tier here, in two by each placement policy in placement.py.
+
 A request hits as many pages as it has in one unbroken run from its start; the rate is hits over
 pages asked for, of all requests. Every page asked for is stored afterwards. One thread; nothing is
 timed, so a run is repeatable to the digit.
 """
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from nexuskv.index.radix import RadixIndex
+from nexuskv.tools.bench import placement
+from nexuskv.tools.bench.lru import Request, lru_rate
 from nexuskv.tools.bench.report import Row, row
 from nexuskv.tools.trace import TRACES, read_trace
 from nexuskv.types import Kind
@@ -20,13 +23,11 @@ CAPACITIES: Final = (1_000, 5_000, 10_000, 30_000, 50_000)
 QUICK_REQUESTS: Final = 2_000
 TARGETS: Final = {("conversation", 10_000): 0.211}
 
-Request = Sequence[int]
-
 
 def rows(quick: bool) -> list[Row]:
     """A row a trace and capacity, its limit the LRU's rate; `quick` replays 2 000 requests.
 
-    A row with a rate to reach of its own stands beside it.
+    A row with a rate to reach of its own stands beside it; then come those of two tiers.
     """
     found: list[Row] = []
     for trace in TRACES:
@@ -38,6 +39,7 @@ def rows(quick: bool) -> list[Row]:
             if reach is not None and not quick:
                 name = f"{trace} {capacity} pages, to reach"
                 found.append(row(name, rate, "hit rate", reach, target=1.0))
+        found += placement.rows(trace, requests, quick=quick)
     return found
 
 
@@ -60,24 +62,6 @@ def index_rate(requests: Iterable[Request], capacity: int) -> float:
         if over > 0:
             index.evict(over, is_free=_is_free, now=0.0)
         tree.insert(None, keys, array("I", bytes(4 * len(request[:capacity]))))
-    return hits / asked
-
-
-def lru_rate(requests: Iterable[Request], capacity: int) -> float:
-    """The hit rate of an exact LRU of pages, touched tail to head."""
-    held: OrderedDict[int, None] = OrderedDict()
-    hits = asked = 0
-    for request in requests:
-        for page in request:
-            if page not in held:
-                break
-            hits += 1
-        asked += len(request)
-        for page in reversed(request):
-            held[page] = None
-            held.move_to_end(page)
-        while len(held) > capacity:
-            held.popitem(last=False)
     return hits / asked
 
 
