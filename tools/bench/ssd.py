@@ -10,15 +10,18 @@ the gets, and alone before and after; where these two differ by more than `DRIFT
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Final
 
 from nexuskv import connect
+from nexuskv.client.space import Space
 from nexuskv.client.store import Store
 from nexuskv.config import KIB, MIB, format_size, load_config
 from nexuskv.errors import NexusError
@@ -119,26 +122,27 @@ def _cold(
     target_memory = Memory(BATCH_BYTES)
     into = target_memory.pages(page_bytes, pages)
     name = f"{format_size(page_bytes)} x{pages}"
-    cold: list[int] = []
     keys: list[bytes] = []
-    numbers = count()
-
-    def choose(_turn: int) -> None:
-        """The next chain; its time is not used."""
-        keys[:] = chain_keys(next(numbers) % chains, pages)
-        cold.append(space.match(keys).tier_counts["ssd"])
 
     def get(_turn: int) -> None:
         statuses = space.get(keys, into=into)
         if statuses.count(PageStatus.HIT) != pages:
             raise NexusError(f"a cold get of {name} missed: {set(statuses)}")
 
-    choose(0)
     raw_path = daemon.disk / "raw"
     with RawFile(raw_path, size_bytes=set_bytes, page_bytes=page_bytes, threads=THREADS) as raw:
         control = max(5, rounds // 3)
         (before_s,) = alternate(control, lambda turn: raw.read(turn, pages))
-        _, gets_s, raws_s = alternate(rounds, choose, get, lambda turn: raw.read(turn, pages))
+        gets_s: list[float] = []
+        raws_s: list[float] = []
+        for turn in range(rounds):
+            keys[:] = chain_keys(turn % chains, pages)
+            _check_cold(space, keys)
+            sides = [(gets_s, get), (raws_s, partial(raw.read, count=pages))]
+            for times_s, side in sides if turn % 2 else reversed(sides):
+                start_s = time.perf_counter()
+                side(turn)
+                times_s.append(time.perf_counter() - start_s)
         (after_s,) = alternate(control, lambda turn: raw.read(turn, pages))
     drift = median(before_s) / median(after_s)
     note = "" if abs(drift - 1) <= DRIFT else f"the disk drifted: control run {drift:.2f}"
@@ -149,7 +153,6 @@ def _cold(
             "GB/s",
             BATCH_BYTES / median(raws_s) / 1e9,
             target=target,
-            cold_share=sum(cold) / (pages * len(cold)),
             control=drift,
             note=note,
         ),
@@ -161,6 +164,17 @@ def _cold(
             target=1.0,
         ),
     ]
+
+
+def _check_cold(space: Space, keys: list[bytes]) -> None:
+    """Check that no page of a chain is in host memory.
+
+    Raises:
+        NexusError: one is: the set is too small for the host tier.
+    """
+    match = space.match(keys)
+    if match.tier_counts["ssd"] != len(keys):
+        raise NexusError(f"{dict(match.tier_counts)} of {len(keys)} pages: this chain is not cold")
 
 
 class _WorkerWrites:
