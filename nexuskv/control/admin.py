@@ -1,19 +1,14 @@
-"""ping, pin, unpin, remove, clear, stats, inspect, subscribe: what operators and routers ask."""
+"""ping, pin, unpin, stats, inspect, subscribe: what operators and routers ask."""
 
 from collections.abc import Callable
 
 from nexuskv.clock import Clock
 from nexuskv.config import Config
-from nexuskv.control.counters import Counters
 from nexuskv.control.events import EventStream
 from nexuskv.control.inspection import Inspection
 from nexuskv.control.namespaces import Namespace
-from nexuskv.control.pages import Pages
-from nexuskv.control.room import Room
 from nexuskv.control.sessions import Session
-from nexuskv.control.waiting import Waiting
-from nexuskv.errors import ConfigError, Unavailable
-from nexuskv.index.tree import ABSENT
+from nexuskv.errors import ConfigError
 
 Reply = tuple[object, ...]
 
@@ -27,22 +22,14 @@ class Admin:
         config: Config,
         clock: Clock,
         incarnation: bytes,
-        pages: Pages,
-        room: Room,
-        waiting: Waiting,
         events: EventStream,
-        counters: Counters,
         inspection: Inspection,
         stats: Callable[[], dict[str, object]],
     ) -> None:
         self._config = config
         self._clock = clock
         self._incarnation = incarnation
-        self._pages = pages
-        self._room = room
-        self._waiting = waiting
         self._events = events
-        self._counters = counters
         self._inspection = inspection
         self._stats = stats
 
@@ -68,31 +55,6 @@ class Admin:
         namespace, blob = self._pages_of(session, body[0], body[1])
         return (namespace.tree.unpin(blob),)
 
-    def remove(self, session: Session, body: list[object]) -> Reply:
-        """Unlink pages; what hangs under them becomes fragments."""
-        namespace, keys = self._pages_of(session, body[0], body[1])
-        found = namespace.tree.find(keys, touch=False)
-        held = [at for at, slot in enumerate(found) if slot != ABSENT]
-        width = namespace.key_bytes
-        removed = namespace.tree.remove(keys)
-        self._pages.unlink(removed)
-        self._counters.add("removed_pages", len(removed))
-        if held:
-            gone = b"".join(keys[at * width : (at + 1) * width] for at in held)
-            self._events.removed(namespace.id, gone)
-            self._room.trim()
-        return (len(removed),)
-
-    def clear(self, session: Session, body: list[object]) -> Reply:
-        """Drop every page of a namespace and discard all work begun before."""
-        namespace = session.namespace(body[0])
-        slots = namespace.tree.clear()
-        self._pages.unlink(slots)
-        self._counters.add("removed_pages", len(slots))
-        self._waiting.cleared(namespace)
-        self._events.cleared(namespace.id, namespace.tree.epoch)
-        return len(slots), namespace.tree.epoch
-
     def stats(self, _session: Session, _body: list[object]) -> Reply:
         """Counters and usage."""
         return (self._stats(),)
@@ -117,10 +79,6 @@ class Admin:
     def subscribe(self, _session: Session, _body: list[object]) -> Reply:
         """Where events can be had."""
         return self._events.address, self._incarnation, self._events.sequence
-
-    def verify(self, _session: Session, _body: list[object]) -> Reply:
-        """Check pages where they lie."""
-        raise Unavailable("this daemon's data plane cannot check pages on request")
 
     def _pages_of(self, session: Session, number: object, keys: object) -> tuple[Namespace, bytes]:
         assert isinstance(keys, bytes)

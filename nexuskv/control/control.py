@@ -12,30 +12,47 @@ from typing import TYPE_CHECKING
 from nexuskv.clock import Clock
 from nexuskv.config import Config, default_url
 from nexuskv.control.admin import Admin
+from nexuskv.control.asked import Asked
 from nexuskv.control.counters import Counters
 from nexuskv.control.dispatch import Dispatcher
+from nexuskv.control.durable import Durable
+from nexuskv.control.earlier import EarlierProcesses
 from nexuskv.control.events import EventStream
 from nexuskv.control.expiry import Expiry
 from nexuskv.control.greeting import Greeting
+from nexuskv.control.host_recovery import HostRecords
 from nexuskv.control.http import HttpServer
 from nexuskv.control.inspection import Inspection
 from nexuskv.control.local import LocalCarrier
 from nexuskv.control.loop import READ, Loop
 from nexuskv.control.metrics import Metrics
-from nexuskv.control.namespaces import Namespaces
+from nexuskv.control.namespaces import Namespace, Namespaces
 from nexuskv.control.pages import Pages
 from nexuskv.control.reading import Reading
 from nexuskv.control.recheck import Recheck
+from nexuskv.control.recovery import Recovery
 from nexuskv.control.room import Room
 from nexuskv.control.sessions import Sessions
+from nexuskv.control.ssd import Ssd
 from nexuskv.control.supply import Supply
+from nexuskv.control.verify import Verify
 from nexuskv.control.waiting import Waiting
 from nexuskv.control.writing import Writing
 from nexuskv.errors import ConfigError
 from nexuskv.index.leases import LeaseTable
 from nexuskv.index.radix import RadixIndex
 from nexuskv.tiers.host import HostTier
-from nexuskv.worker.commands import ChunkPopulated, CommandQueue, PagesChecked, Result, WorkerReady
+from nexuskv.tiers.namespace_table import NamespaceTable
+from nexuskv.worker.commands import (
+    ChunkPopulated,
+    CommandQueue,
+    FileMade,
+    News,
+    Result,
+    SsdFailed,
+    WorkerLost,
+    WorkerReady,
+)
 
 if TYPE_CHECKING:
     from nexuskv.control.remote import RemoteCarrier
@@ -64,6 +81,7 @@ class Control:
         self.loop = Loop(clock, self.counters)
         self._carriers: list[LocalCarrier | RemoteCarrier] = []
         self._http: HttpServer | None = None
+        self._supply: Supply | None = None
         # Ids of one run never name anything of another: they start at a random number.
         first_id = int.from_bytes(secrets.token_bytes(6), "little") << 16
         self._events = EventStream(incarnation=incarnation, counters=self.counters)
@@ -71,11 +89,25 @@ class Control:
         leases = LeaseTable(
             leases_max=config.leases_max, slot_count=tier.slot_count, first_id=first_id
         )
-        pages = Pages(tier=tier, leases=leases, events=self._events, counters=self.counters)
+        self._namespace_table = NamespaceTable.open(tier.folder, rows_max=config.namespaces_max)
         namespaces = Namespaces(
-            index=index, chunk_bytes=tier.chunk_bytes, namespaces_max=config.namespaces_max
+            index=index,
+            table=self._namespace_table,
+            chunk_bytes=tier.chunk_bytes,
+            namespaces_max=config.namespaces_max,
         )
-        self._sessions = Sessions(
+        self._asked = Asked(worker=worker, counters=self.counters)
+        self.ssd = self._make_ssd(namespaces, incarnation) if config.ssd_dir else None
+        ssd = self.ssd
+        pages = Pages(
+            tier=tier,
+            leases=leases,
+            namespaces=namespaces,
+            events=self._events,
+            counters=self.counters,
+            copies=ssd.copies if ssd is not None else None,
+        )
+        self.sessions = Sessions(
             loop=self.loop,
             tier=tier,
             counters=self.counters,
@@ -83,17 +115,27 @@ class Control:
             sessions_max=config.sessions_max,
         )
         self._waiting = Waiting(config=config, clock=clock, pages=pages, counters=self.counters)
-        self._sessions.on_end.append(self._waiting.session_ended)
+        self.sessions.on_end.append(self._waiting.session_ended)
+        self._earlier = EarlierProcesses(self.loop)
+        on_record = HostRecords(
+            tier=tier,
+            earlier=self._earlier,
+            counters=self.counters,
+            on_memory=self._more_memory,
+        )
         self.metrics = Metrics(
             clock=clock,
             counters=self.counters,
             pages=pages,
             index=index,
             namespaces=namespaces,
-            sessions=self._sessions,
+            sessions=self.sessions,
             waiting=self._waiting,
             native=lambda: self._native,
+            recovery_gauges=lambda: self.recovery.gauges(),
             worker_gauges=worker_gauges,
+            ssd_gauges=dict if ssd is None else ssd.gauges,
+            ssd_state=lambda: "off" if ssd is None else ssd.state,
             urls=lambda: self.urls,
             http=lambda: self.http_address,
             events=lambda: self._events.address,
@@ -106,16 +148,52 @@ class Control:
             namespaces=namespaces,
             counters=self.counters,
         )
+        self.recovery = Recovery(
+            config=config,
+            clock=clock,
+            namespaces=namespaces,
+            near=on_record,
+            far=ssd.records if ssd is not None else None,
+            index=index,
+            room=room,
+            waiting=self._waiting,
+            events=self._events,
+            counters=self.counters,
+        )
+        if ssd is not None:
+            ssd.join(
+                index=index,
+                pages=pages,
+                room=room,
+                waiting=self._waiting,
+                events=self._events,
+                recovery=self.recovery,
+                worker=worker,
+                loop=self.loop,
+            )
+        verify = Verify(
+            config=config,
+            namespaces=namespaces,
+            pages=pages,
+            room=room,
+            asked=self._asked,
+            counters=self.counters,
+            serves_ssd=lambda: ssd is not None and ssd.writer is not None,
+        )
         self.recheck = Recheck(
-            pages=pages, room=room, worker=worker, events=self._events, counters=self.counters
+            pages=pages,
+            room=room,
+            asked=self._asked,
+            counters=self.counters,
+            also_check=verify.check_copy,
         )
         self.loop.add_drain(room.make_ahead)
-        inspection = Inspection(namespaces=namespaces, sessions=self._sessions, pages=pages)
+        inspection = Inspection(namespaces=namespaces, sessions=self.sessions, pages=pages)
         self._dispatcher = Dispatcher(
             greeting=Greeting(
                 config=config,
                 incarnation=incarnation,
-                sessions=self._sessions,
+                sessions=self.sessions,
                 namespaces=namespaces,
                 tier=tier,
             ),
@@ -126,6 +204,8 @@ class Control:
                 waiting=self._waiting,
                 recheck=self.recheck,
                 counters=self.counters,
+                copying=ssd.copying if ssd is not None else None,
+                load_us=ssd.bandwidth.load_us if ssd is not None else lambda _size_bytes: 0,
             ),
             writing=Writing(
                 config=config,
@@ -135,24 +215,45 @@ class Control:
                 events=self._events,
                 counters=self.counters,
                 first_reservation=first_id,
+                copying=ssd.copying if ssd is not None else None,
             ),
             admin=Admin(
                 config=config,
                 clock=clock,
                 incarnation=incarnation,
+                events=self._events,
+                inspection=inspection,
+                stats=self.metrics.stats,
+            ),
+            durable=Durable(
+                config=config,
+                namespaces=namespaces,
                 pages=pages,
                 room=room,
                 waiting=self._waiting,
                 events=self._events,
                 counters=self.counters,
-                inspection=inspection,
-                stats=self.metrics.stats,
+                forget=lambda namespace, keys: _forget(self.recovery, on_record, namespace, keys),
+                ssd=ssd,
             ),
+            verify=verify,
             counters=self.counters,
         )
         self.loop.add_ticker(self._waiting)
         self.loop.add_ticker(Expiry(pages))
+        self.loop.add_ticker(self.recovery)
         self.loop.watch(worker.fileno(), READ, self._on_worker)
+
+    def _make_ssd(self, namespaces: Namespaces, incarnation: bytes) -> Ssd:
+        return Ssd(
+            config=self._config,
+            clock=self._clock,
+            host=self._tier,
+            asked=self._asked,
+            namespaces=namespaces,
+            counters=self.counters,
+            incarnation=incarnation,
+        )
 
     @property
     def urls(self) -> list[str]:
@@ -183,6 +284,8 @@ class Control:
         self._supply = Supply(
             tier=self._tier, worker=self._worker, counters=self.counters, on_first=on_ready
         )
+        if self.recovery.running:
+            self._supply.ready()  # An earlier run's memory is there, with pages to be served.
         self._supply.next()
 
     def run(self) -> None:
@@ -202,7 +305,9 @@ class Control:
         for carrier in self._carriers:
             carrier.close()
         self._carriers.clear()
-        self._sessions.close()
+        self.sessions.close()
+        self._earlier.close()
+        self._namespace_table.close()
         self._events.close()
         self.loop.close()
 
@@ -231,22 +336,54 @@ class Control:
     def _on_worker(self, _events: int) -> None:
         for result in self._worker.completed():
             self._on_result(result)
+        if self.ssd is not None:
+            self.ssd.answered()
         # A queue that was full has room again, or there is another worker.
-        self._supply.next()
+        self._more_memory()
+
+    def _more_memory(self) -> None:
+        if self._supply is not None:
+            self._supply.next()
 
     def _on_result(self, result: Result) -> None:
         match result:
             case ChunkPopulated():
+                assert self._supply is not None, "an answer before the question"
                 self._supply.populated(result)
-            case PagesChecked():
-                self.recheck.checked(result)
-            case WorkerReady(native=native):
-                self._native = native
+            case FileMade():
+                if self.ssd is not None:
+                    self.ssd.file_made(result)
+            case WorkerReady() | SsdFailed() | WorkerLost():
+                self._on_news(result)
             case _:
-                pass  # of a tier that is not there
+                self._asked.answered(result)
+
+    def _on_news(self, news: News) -> None:
+        if isinstance(news, WorkerReady):
+            self._native = news.native
+        elif isinstance(news, WorkerLost) and self._supply is not None:
+            self._supply.worker_lost()
+        if self.ssd is None:
+            return
+        match news:
+            case WorkerReady():
+                self.ssd.worker_ready(news)
+            case SsdFailed(reason):
+                self.ssd.fail(reason)
+            case WorkerLost():
+                self.ssd.worker_lost()
 
     def _metrics_text(self, timeout_s: float) -> str:
         return self.loop.call(self.metrics.prometheus, timeout_s=timeout_s)
+
+
+def _forget(recovery: Recovery, on_record: HostRecords, namespace: Namespace, keys: bytes) -> int:
+    """Make pages unfindable that are on record and not in the index yet; how many there were."""
+    if not recovery.running:
+        return 0
+    pending, count = on_record.forget(namespace, keys)
+    recovery.removed(pending)
+    return count
 
 
 def _addresses(config: Config) -> list[str]:

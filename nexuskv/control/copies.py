@@ -61,7 +61,8 @@ class Copies:
 
     def without(self, slots: SlotArray) -> SlotArray:
         """Those of some host slots whose pages have no copy."""
-        return slots[self._copy_of[slots.astype(np.intp)] == 0]
+        bare: SlotArray = slots[self._copy_of[slots.astype(np.intp)] == 0]
+        return bare
 
     # --- changes
 

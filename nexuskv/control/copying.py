@@ -197,8 +197,8 @@ class Copying:
                     break
         self._is_stalled = any(self._queues.values())
 
-    def end_service(self) -> None:
-        """The tier has left service: nothing waits any more."""
+    def drop_queue(self) -> None:
+        """Copy nothing of what waits."""
         for queue in self._queues.values():
             self._counters.add("copies_dropped", len(queue))
             for item in list(queue.values()):
@@ -341,7 +341,7 @@ class Copying:
         if status == PageStatus.NO_SPACE:
             self._copies.tier.free(slot)
             return
-        # The worker may have died between the row and its answer: nobody knows whether there is one.
+        # The worker may have died between the row and its answer: there may be one.
         self._counters.add("ssd_errors")
         self._copies.drops.add(item.namespace, slot)
 

@@ -1,9 +1,9 @@
 """clear and remove: what they take away must not come back, not even after a crash.
 
-Without an ssd tier both are done when they return. With one, a namespace that the catalogue knows is
-cleared only once its new epoch is durable there and in host memory, and a removal is answered only
-once the rows of its pages are deleted; copies that are under way when it comes are waited for. While
-the catalogue cannot be written both are refused as `Unavailable`, and nothing is changed.
+Without an ssd tier both are done when they return. With one, a namespace that the catalogue knows
+is cleared only once its new epoch is durable there and in host memory, and a removal is answered
+only once the rows of its pages are deleted; copies that are under way when it comes are waited for.
+While the catalogue cannot be written both are refused as `Unavailable`, and nothing is changed.
 
 Threading: control loop.
 """

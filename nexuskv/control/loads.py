@@ -1,16 +1,16 @@
 """Pages on their way from the ssd into host memory.
 
-Owns the loads under way, at most `load_inflight_bytes`: the host slot each goes to, and the ssd slot
-it comes from, which no other copy gets meanwhile. Everybody who wants a page shares its load. The
-slot's header names the worker before the command is sent (I14); the slot is freed only after the
-worker's answer, and the supervisor answers for a dead worker only once it was reaped.
+Owns the loads under way, at most `load_inflight_bytes`: the host slot each goes to, and the ssd
+slot it comes from, which no other copy gets meanwhile. Everybody who wants a page shares its load.
+The slot's header names the worker before the command is sent (I14); the slot is freed only after
+the worker's answer, and the supervisor answers for a dead worker only once it was reaped.
 
 A load's page may have been cleared, removed or stored anew meanwhile: then its bytes are discarded.
 Control thread only.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -84,6 +84,10 @@ class Loads:
 
     def __len__(self) -> int:
         return len(self._under_way)
+
+    def under_way(self) -> Iterable[Load]:
+        """The loads that have begun and not ended."""
+        return self._under_way.values()
 
     def is_under_way(self, page: Page) -> bool:
         """Whether somebody has asked for it."""

@@ -27,7 +27,10 @@ class Metrics:
         sessions: Sessions,
         waiting: Waiting,
         native: Callable[[], str],
+        recovery_gauges: Callable[[], dict[str, int]],
         worker_gauges: Callable[[], dict[str, int]],
+        ssd_gauges: Callable[[], dict[str, int]],
+        ssd_state: Callable[[], str],
         urls: Callable[[], list[str]],
         http: Callable[[], str],
         events: Callable[[], str],
@@ -40,7 +43,10 @@ class Metrics:
         self._sessions = sessions
         self._waiting = waiting
         self._native = native
+        self._recovery_gauges = recovery_gauges
         self._worker_gauges = worker_gauges
+        self._ssd_gauges = ssd_gauges
+        self._ssd_state = ssd_state
         self._urls = urls
         self._http = http
         self._events = events
@@ -64,7 +70,9 @@ class Metrics:
             "leases": self._pages.leases.lease_count,
             "leased_slots": self._pages.leases.leased_count,
             "acquires_waiting": len(self._waiting),
+            **self._recovery_gauges(),
             **self._worker_gauges(),
+            **self._ssd_gauges(),
         }
 
     def stats(self) -> dict[str, object]:
@@ -76,6 +84,7 @@ class Metrics:
             "urls": self._urls(),
             "http": self._http(),
             "events": self._events(),
+            "ssd": self._ssd_state(),
             "uptime_s": self._clock.now() - self._started_s,
             "gauges": self.gauges(),
             "counters": self._counters.snapshot(),

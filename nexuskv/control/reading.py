@@ -103,9 +103,8 @@ class Reading:
         if not lease_id:
             _count_use(held, places)
         # Request id 0 wants no reply, so there is nothing to wait with.
-        waits = wait_ms if absent and request_id else 0
-        loads = load_ms if far and request_id else 0
-        if hits or waits or loads or lease_id:
+        waits = request_id != 0 and ((absent and wait_ms) or (far and load_ms)) != 0
+        if hits or waits or lease_id:
             lease = self._pages.lease(
                 slots,
                 tenant=session.tenant,
@@ -115,7 +114,7 @@ class Reading:
             )
             lease_id = lease.lease_id
         state = AcquireState.COMPLETE if hits == asked else AcquireState.DEADLINE
-        if waits or loads:
+        if waits:
             now_s = self._clock.now()
             state = self._waiting.add(
                 Waiter(
@@ -125,8 +124,8 @@ class Reading:
                     request_id=request,
                     lease_id=lease_id,
                     ttl_s=ttl_s,
-                    wait_until_s=now_s + waits / 1000,
-                    load_until_s=now_s + loads / 1000,
+                    wait_until_s=now_s + wait_ms / 1000,
+                    load_until_s=now_s + load_ms / 1000,
                 ),
                 held,
                 chains,

@@ -182,24 +182,38 @@ class Room:
         """The same where pages may have copies: those are demoted, others are lost (I3).
 
         Cold pages without a copy would fill host memory if copied ones were demoted first however
-        hot, so as many of these go as there are among the coldest.
+        hot, so as many of these go as there are among the coldest. One with something below it
+        goes only when nothing else does: with it that would be lost, far pages too.
         """
+        cold = self._index.cold_near(count, wants=self._may_go, group=group, trees=trees)
+        bare = [(tree, key) for tree, key, slot in cold if not copies.has(slot)]
         freed = 0
-        if trees is None:
-            cold = self._index.cold_near(count, wants=self._may_go, group=group)
-            bare = [each for each in cold if not copies.has(each[2])]
-            if len(bare) < len(cold):
-                freed += sum(self._lose_leaf(tree, key) for tree, key, _slot in bare)
-                freed += self._demote(copies, count - freed, group=group, trees=None)
-        else:
-            freed += self._demote(copies, count, group=group, trees=trees)
+        if bare and len(bare) == len(cold):
+            freed = self._evict_bare({tree for tree, _key in bare}, count)
+        if not freed:
+            freed = sum(self._lose(tree, key, alone=True) for tree, key in bare)
         if freed < count:
-            evicted = self._index.evict_near(
-                count - freed, is_free=self._may_go, now=self._clock.now(), group=group, trees=trees
+            freed += self._demote(copies, count - freed, group=group, trees=trees)
+        if freed < count:
+            cold = self._index.cold_near(
+                count - freed,
+                wants=lambda slot: self._may_go(slot) and not copies.has(slot),
+                group=group,
+                trees=trees,
             )
-            self._pages.evicted(evicted)
-            freed += sum(sum(slot < FAR_PLACES for slot in each.slots) for each in evicted)
+            freed += sum(self._lose(tree, key, alone=False) for tree, key, _slot in cold)
         return freed
+
+    def _evict_bare(self, trees: set[Tree], count: int) -> int:
+        """Evict in bulk from trees without any far page: nothing far can be lost there."""
+        near = [tree for tree in trees if not self._pages.namespace_of(tree).far_count]
+        if len(near) < len(trees):
+            return 0
+        evicted = self._index.evict(
+            count, is_free=self._may_go_bare, now=self._clock.now(), trees=near
+        )
+        self._pages.evicted(evicted)
+        return count_pages(evicted)
 
     def _demote(
         self, copies: Copies, count: int, *, group: int | None, trees: list[Tree] | None
@@ -214,15 +228,21 @@ class Room:
         )
         return self._pages.demoted(demoted)
 
-    def _lose_leaf(self, tree: Tree, key: bytes) -> int:
-        """Evict a page that has no copy, if nothing hangs below it and it is not pinned."""
-        if tree.is_pinned(key, self._clock.now()):
-            return 0
-        if self._index.descendant_count(tree, key, limit=1):
-            return 0
-        evicted = self._index.evict_subtrees(tree, [key], is_free=self._may_go)
-        self._pages.evicted(evicted or ())
-        return count_pages(evicted or ())
+    def _lose(self, tree: Tree, key: bytes, *, alone: bool) -> int:
+        """Evict a page; with `alone` only if nothing hangs below it and it is not pinned."""
+        if alone:
+            if tree.is_pinned(key, self._clock.now()):
+                return 0
+            if self._index.descendant_count(tree, key, limit=1):
+                return 0
+        evicted = self._index.evict_subtrees(tree, [key], is_free=self._may_go) or []
+        self._pages.evicted(evicted)
+        return sum(sum(place < FAR_PLACES for place in each.slots) for each in evicted)
+
+    def _may_go_bare(self, slot: int) -> bool:
+        """Whether a page may be evicted and is lost then."""
+        copies = self._pages.copies
+        return self._may_go(slot) and copies is not None and not copies.has(slot)
 
     # --- giving memory to another slot size
 

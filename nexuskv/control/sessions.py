@@ -141,6 +141,9 @@ class Sessions:
         self.by_number: dict[int, Session] = {}
         self.on_end: list[Callable[[Session], None]] = []  # called once for each session that ends
 
+    def __len__(self) -> int:
+        return len(self.by_number)
+
     def open(self, *, tenant: str, client: str, pid: int | None, pidfd: int | None) -> Session:
         """A new session; takes over `pidfd`, which is None for remote peers.
 

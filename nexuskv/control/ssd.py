@@ -1,9 +1,9 @@
 """The ssd tier as a whole: its state, its parts, and the worker's word about it.
 
-States: `starting` (no worker serves it now), `ready`, `failed` for good. A tier that has failed takes
-no copies and loads nothing; what only it held leaves the index, in slices, and host memory serves
-on (I9, I10). Rows that were not deleted stay on disk then, so nothing they might bring back can be
-cleared or removed any more.
+States: `starting` (no worker serves it now), `ready`, `failed` for good. A tier that has failed
+takes no copies and loads nothing; what only it held leaves the index, in slices, and host memory
+serves on (I9, I10). Rows that were not deleted stay on disk then, so nothing they might bring back
+can be cleared or removed any more.
 
 Build it with `Ssd`, then `join` it with the parts that themselves need its copies. Control loop.
 """
@@ -11,7 +11,6 @@ Build it with `Ssd`, then `join` it with the parts that themselves need its copi
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
-
 
 from nexuskv.clock import Clock
 from nexuskv.config import Config
@@ -281,7 +280,7 @@ class Ssd:
         self._failure = reason
         _LOG.error("the ssd tier leaves service: %s", reason)
         self.copies.end_service()
-        self.copying.end_service()
+        self.copying.drop_queue()
         for namespace in self._namespaces.by_id.values():
             namespace.copy_count = namespace.far_count
         self.records.give_up()
@@ -334,6 +333,10 @@ class Ssd:
                 return
 
     # --- looking
+
+    def namespaces(self) -> list[Namespace]:
+        """All that are known."""
+        return list(self._namespaces.by_id.values())
 
     def gauges(self) -> dict[str, int]:
         """Numbers that go up and down, by name."""

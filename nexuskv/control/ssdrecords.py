@@ -1,7 +1,7 @@
 """The ssd tier's part of a recovery: the catalogue's rows, read by the worker batch by batch.
 
-Owns what is between a row and the index: a slot whose row is good is READY before its page is found,
-a row that may not come back is deleted like any dropped copy. Control loop only.
+Owns what is between a row and the index: a slot whose row is good is READY before its page is
+found, a row that may not come back is deleted like any dropped copy. Control loop only.
 """
 
 import logging

@@ -1,10 +1,10 @@
 """Making room on the ssd: free slots, then a new file, then eviction, then copies held twice.
 
-Nothing here waits: a slot whose copy is dropped can be used once its row has been deleted, so `take`
-gives what is free now and sees to it that more will come. Order of sacrifice: the coldest leaves of
-the union of both tiers go from both (I3); where none of them has an ssd slot, pages that are in host
-memory too give up their copies, coldest first; at last pages of other sizes go, until one of their
-files is free as a whole. So the tier never locks up, whatever it holds. Control thread only.
+Nothing here waits: a slot whose copy is dropped can be used once its row has been deleted, so
+`take` gives what is free now and sees to it that more will come. Order of sacrifice: the coldest
+leaves with an ssd slot go from both tiers (I3); where every leaf is in host memory only, pages that
+are there too give up their copies, coldest first; at last pages of other sizes go, until one of
+their files is free as a whole. So the tier never locks up, whatever it holds. Control thread only.
 """
 
 import logging
@@ -126,13 +126,16 @@ class SsdRoom:
         before = sum(namespace.copy_count for namespace in namespaces)
         evicted = self._index.evict(
             count,
-            is_free=self._pages.is_free,
+            is_free=self._may_go,
             now=self._clock.now(),
             trees=[namespace.tree for namespace in namespaces],
-            counts=self._copies.has,
         )
         self._pages.evicted(evicted)
         return before - sum(namespace.copy_count for namespace in namespaces)
+
+    def _may_go(self, place: int) -> bool:
+        """Whether a page may go for room here; one without an ssd slot would give none."""
+        return self._copies.has(place) and self._pages.is_free(place)
 
     def _detach(self, namespaces: list[Namespace], count: int) -> int:
         """Let pages in host memory give up their copies; how many."""

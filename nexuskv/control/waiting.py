@@ -59,6 +59,26 @@ class Waiting:
             return AcquireState.ABORTED
         waiter.chains = [namespace for namespace, _keys in chains]
         now_s = self._clock.now()
+        self._sort_out(waiter, held, chains, now_s)
+        self._waiters.add(waiter)
+        for due_s in {waiter.wait_until_s, waiter.load_until_s}:
+            if due_s > now_s:
+                self._added += 1
+                heapq.heappush(self._dues, (due_s, self._added, waiter))
+        for namespace, name in waiter.missing:
+            self._by_page[namespace].setdefault(name, set()).add(waiter)
+        if waiter.far and self.loading is not None:
+            self.loading.add(waiter)
+        return AcquireState.MORE
+
+    @staticmethod
+    def _sort_out(
+        waiter: Waiter,
+        held: Sequence[Held],
+        chains: Sequence[tuple[Namespace, bytes]],
+        now_s: float,
+    ) -> None:
+        """Note which pages are waited for, and how."""
         for chain_index, (chain, (namespace, keys)) in enumerate(zip(held, chains, strict=True)):
             names = split_keys(keys, namespace.key_bytes)
             for page_index, slot in enumerate(chain.slots):
@@ -71,16 +91,6 @@ class Waiting:
                     waiter.far.setdefault(page, []).append(place)
                 else:
                     waiter.is_short = True
-        self._waiters.add(waiter)
-        for due_s in {waiter.wait_until_s, waiter.load_until_s}:
-            if due_s > now_s:
-                self._added += 1
-                heapq.heappush(self._dues, (due_s, self._added, waiter))
-        for namespace, name in waiter.missing:
-            self._by_page[namespace].setdefault(name, set()).add(waiter)
-        if waiter.far and self.loading is not None:
-            self.loading.add(waiter)
-        return AcquireState.MORE
 
     def wants(self, namespace: Namespace) -> bool:
         """Whether any acquire waits for pages of this namespace."""
@@ -303,22 +313,8 @@ class Waiting:
         """Lease and send some ready pages."""
         if waiter not in self._waiters:
             return  # The send to another waiter of this session has ended the session.
-        found: list[tuple[Place, int]] = []
-        kept: list[int] = []
-        for page in pages:
-            namespace, name = page
-            places = waiter.ready.pop(page)
-            waiter.ready_bytes -= namespace.slot_bytes
-            slot = namespace.tree.find(name)[0]
-            if page in waiter.kept:
-                kept.append(waiter.kept.pop(page))
-            if slot >= FAR_PLACES:
-                self._lost(waiter, page, places, slot)
-                continue
-            found += [(place, slot) for place in places]
-            if slot not in waiter.sent:
-                waiter.sent[slot] = namespace.slot_bytes
-                waiter.window_bytes += namespace.slot_bytes
+        found = [each for page in pages for each in self._take_ready(waiter, page)]
+        kept = [waiter.kept.pop(page) for page in pages if page in waiter.kept]
         if state is AcquireState.COMPLETE:
             state = self._state_of(waiter)
         if state is not AcquireState.ABORTED and not self._lease(waiter, found):
@@ -332,6 +328,20 @@ class Waiting:
         if runs or state is not AcquireState.MORE:
             body = (waiter.lease_id, int(state), 0, (), runs)
             waiter.peer.send(encode(Type.ACQUIRE + REPLY, waiter.frame_id, body))
+
+    def _take_ready(self, waiter: Waiter, page: Page) -> list[tuple[Place, int]]:
+        """A ready page's places and slot, counted as sent; none when it has left memory again."""
+        namespace, name = page
+        places = waiter.ready.pop(page)
+        waiter.ready_bytes -= namespace.slot_bytes
+        slot = namespace.tree.find(name)[0]
+        if slot >= FAR_PLACES:
+            self._lost(waiter, page, places, slot)
+            return []
+        if slot not in waiter.sent:
+            waiter.sent[slot] = namespace.slot_bytes
+            waiter.window_bytes += namespace.slot_bytes
+        return [(place, slot) for place in places]
 
     def _state_of(self, waiter: Waiter) -> AcquireState:
         """How an acquire stands when all that was ready is sent."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import zmq
 
@@ -19,6 +19,7 @@ from nexuskv.errors import OutOfSpace
 from nexuskv.serve import worker_settings
 from nexuskv.tiers.host import HostTier
 from nexuskv.tiers.usage import ChunkRow, ChunkSlots
+from nexuskv.worker.commands import CommandQueue
 from nexuskv.worker.host import HostMemory
 from tests.control.raw import INCARNATION, MIB, PATIENCE_S, Raw, RawLocal, RawRemote
 from tests.worker.inprocess import InProcessWorker
@@ -32,6 +33,14 @@ SMALL: dict[str, object] = {
     "send_backlog_bytes": MIB,
     "lease_margin_s": 0.5,
 }
+
+
+class TestWorker(CommandQueue, Protocol):
+    """A data plane of a test."""
+
+    def start(self) -> None:
+        """Say that it is ready."""
+        ...
 
 
 class Memory(HostMemory):
@@ -68,11 +77,7 @@ class Rig:
                 incarnation=INCARNATION,
             )
             stack.callback(self.tier.close, unlink=True)
-            memory = Memory.open(worker_settings(self.config, self.tier))
-            memory.chunks_to_be_had = chunks_to_be_had
-            stack.callback(memory.close)
-            self.worker = InProcessWorker(queue_max=self.config.worker_queue_max, memory=memory)
-            stack.callback(self.worker.close, PATIENCE_S)
+            self.worker = self.make_worker(stack, chunks_to_be_had)
             self.control = Control(
                 config=self.config,
                 clock=self.clock,
@@ -88,6 +93,15 @@ class Rig:
             stack.callback(self.stop)
             self.until(lambda: self.tier.chunk_to_populate() is None)
             self._stack = stack.pop_all()
+
+    def make_worker(self, stack: ExitStack, chunks_to_be_had: int | None) -> TestWorker:
+        """The data plane; `stack` closes it."""
+        memory = Memory.open(worker_settings(self.config, self.tier))
+        memory.chunks_to_be_had = chunks_to_be_had
+        stack.callback(memory.close)
+        worker = InProcessWorker(queue_max=self.config.worker_queue_max, memory=memory)
+        stack.callback(worker.close, PATIENCE_S)
+        return worker
 
     # --- clients
 
