@@ -209,8 +209,8 @@ class RadixIndex:
         """The coldest near pages for which `wants` holds, with tree, key and place.
 
         For copying ahead of eviction, and for telling what would go. `group` and `trees` are as in
-        `evict`. Nothing that can be seen changes. At most `COLD_NEAR_SCAN_MAX` runs are looked at of each
-        sort, so there may be more than are returned.
+        `evict`. Nothing that can be seen changes. At most `COLD_NEAR_SCAN_MAX` runs are looked at
+        of each sort, so there may be more than are returned.
         """
         return cold_near(list(self._among(group, trees)), limit, wants)
 
