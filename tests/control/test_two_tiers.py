@@ -242,6 +242,16 @@ class TwoTierModel(RuleBasedStateMachine):
         self.waiting[self.asking.send(Type.ACQUIRE, *body)] = ("get", self.steps, keys)
         self.hear()
 
+    @rule(number=chains)
+    def fill(self, number: int) -> None:
+        for start in range(0, 40, 20):
+            self.put(number, start, 20)
+
+    @rule(numbers=st.permutations(range(len(CHAINS))))
+    def get_all(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.get(number, 40, load=True)
+
     @rule(number=chains, start=st.integers(0, 30), count=lengths)
     def remove(self, number: int, start: int, count: int) -> None:
         keys = CHAINS[number][start : start + count]
@@ -283,8 +293,13 @@ class TwoTierModel(RuleBasedStateMachine):
         self.two.fake.lying = lying
 
     @rule()
-    def fail_no_more(self) -> None:
+    def calm(self) -> None:
+        """For a while all goes well."""
         self.two.fake.failing.clear()
+        if not self.two.fake.alive:
+            self.two.run(self.two.fake.start)
+        self.two.run(self.two.fake.release)
+        self.hear()
 
     @rule(at=st.integers(0, 50))
     def damage(self, at: int) -> None:
@@ -377,7 +392,7 @@ def versioned(key: bytes, version: int) -> bytes:
 
 TestTwoTierModel = TwoTierModel.TestCase
 TestTwoTierModel.settings = settings(
-    max_examples=30,
+    max_examples=15,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
