@@ -80,7 +80,7 @@ def _host(pages: int, *, run: int) -> Row:
     with scratch_folder("bench") as folder:
         chains = _chains(min(pages, _most_pages(folder)), run)
         memory = int(chains.count * PAGE_BYTES * ROOM) + 256 * MIB
-        daemon = DaemonProcess(folder, flags={"host_memory": memory, "keep_pages": False})
+        daemon = DaemonProcess(folder, flags={"host_memory": memory})
         with daemon:
             with connect(daemon.url, _config()) as store:
                 _wait_populated(store, memory // 2)
