@@ -7,18 +7,28 @@ collected; both together never exceed `queue_max`.
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 from itertools import count
 
 from nexuskv.errors import Unavailable
 from nexuskv.worker.answers import NEWS
 from nexuskv.worker.commands import Command, CopiedIn, Result
 from nexuskv.worker.engine import Engine, MemoryTools
+from nexuskv.worker.ssd import Ssd
 
 
 class InProcessWorker:
     """`start` it once; `close` is idempotent."""
 
-    def __init__(self, *, queue_max: int, memory: MemoryTools) -> None:
+    def __init__(
+        self,
+        *,
+        queue_max: int,
+        memory: MemoryTools,
+        open_ssd: Callable[[], Ssd] | None = None,
+        ssd_threads: int = 1,
+        ssd_errors_max: int = 1,
+    ) -> None:
         self._queue_max = queue_max
         self._guard = threading.Lock()
         self._open: dict[int, int] = {}  # pages of a command that are not answered yet
@@ -27,7 +37,13 @@ class InProcessWorker:
         self._sequences = count(1)
         self._closed = False
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.engine = Engine(memory=memory, reply=self._reply)
+        self.engine = Engine(
+            memory=memory,
+            reply=self._reply,
+            open_ssd=open_ssd,
+            ssd_threads=ssd_threads,
+            ssd_errors_max=ssd_errors_max,
+        )
 
     def start(self) -> None:
         """Let the engine say that it is ready."""
