@@ -51,4 +51,5 @@ def test_a_percentile_is_one_of_the_values(share: float, value: float) -> None:
 
 
 def test_each_topic_is_known() -> None:
-    assert set(TOPICS) == {"shm", "copying", "control", "index", "start", "hitrate"}
+    known = {"shm", "copying", "control", "ssd", "index", "start", "restart", "hitrate"}
+    assert set(TOPICS) == known

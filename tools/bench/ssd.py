@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -138,7 +138,10 @@ def _cold(
         for turn in range(rounds):
             keys[:] = chain_keys(turn % chains, pages)
             _check_cold(space, keys)
-            sides = [(gets_s, get), (raws_s, partial(raw.read, count=pages))]
+            sides: list[tuple[list[float], Callable[[int], None]]] = [
+                (gets_s, get),
+                (raws_s, partial(raw.read, count=pages)),
+            ]
             for times_s, side in sides if turn % 2 else reversed(sides):
                 start_s = time.perf_counter()
                 side(turn)
