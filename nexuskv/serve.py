@@ -46,13 +46,17 @@ def serve(config: Config) -> int:
         huge_pages=config.huge_pages,
         incarnation=incarnation,
         reap_s=config.worker_reap_s,
+        adopt=config.keep_pages,
     )
     for path in tier.leftovers:
         _LOG.warning("%s was left behind by a daemon that is gone; remove it by hand", path)
+    # Of a start that fails nothing stays, but what was there before.
+    keep = tier.adopted and config.keep_pages
     try:
         _serve(config, tier, incarnation)
+        keep = config.keep_pages
     finally:
-        tier.close(unlink=True)
+        tier.close(unlink=not keep)
     return 0
 
 
@@ -92,7 +96,7 @@ def _serve(config: Config, tier: HostTier, incarnation: bytes) -> None:
     finally:
         supervisor.close(config.stop_timeout_s)
     if failed_start:
-        raise ConfigError(f"no worker can be started: {failed_start[0]}")
+        raise ConfigError(failed_start[0])
 
 
 def _run(control: Control) -> None:

@@ -28,7 +28,7 @@ from nexuskv.tiers.folder import TABLE_PREFIX, FolderLock, segment_files
 from nexuskv.tiers.mapped import processes_mapping
 from nexuskv.tiers.owner import Process
 from nexuskv.tiers.populate import Allocate
-from nexuskv.tiers.record import RECORD_BYTES, RECORD_DTYPE, Batch, SlotState, intact, new_batch
+from nexuskv.tiers.record import RECORD_BYTES, Batch, SlotState, intact, join, new_batch, pick
 from nexuskv.tiers.segment import SLOT_ALIGN_BYTES, Segment, TableHeader, open_segment
 from nexuskv.tiers.table import SlotTable
 
@@ -36,7 +36,6 @@ _LOG = logging.getLogger("nexuskv.tiers")
 _TAKEN: Final = (SlotState.WRITING.value, SlotState.QUARANTINED.value, SlotState.READY.value)
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-_ROW: Final = np.dtype(f"V{RECORD_BYTES}")  # a record moved whole, not field by field
 _NO_SLOTS: Final = np.zeros(0, dtype=np.uint32)
 
 
@@ -122,8 +121,14 @@ class Adoption:
             return _NOTHING
         del self._parts[chunk_index]
         read, self._read = self._read, []
-        columns = [np.concatenate(column) for column in zip(*read, strict=True)]
-        return self._settle(chunk_index, _Rows(self._ledger.stride, *columns))
+        slots, records, *masks = zip(*read, strict=True)
+        rows = _Rows(
+            self._ledger.stride,
+            np.concatenate(slots),
+            join(records),
+            *(np.concatenate(mask) for mask in masks),
+        )
+        return self._settle(chunk_index, rows)
 
     def _look(self, first: int, end: int) -> tuple[SlotArray, Batch, Mask, Mask, Mask]:
         """Read the records of consecutive slots: the columns of `_Rows`."""
@@ -132,7 +137,7 @@ class Adoption:
         words = records.view(np.uint64).reshape(-1, RECORD_BYTES // 8)
         written: Mask = np.any(words != 0, axis=1)
         good = written.copy()
-        good[written] = intact(records.view(_ROW)[written].view(RECORD_DTYPE))
+        good[written] = intact(pick(records, written))
         good &= records["slot"] == slots
         self._table.recall(first, records, good)
         taken = good & np.isin(records["state"], _TAKEN)
@@ -233,7 +238,7 @@ class Adoption:
         if not self.mapped_by:
             self._heal(rows.slots[rows.bad])
         ready = states == SlotState.READY.value
-        return Adopted(rows.records[ready], rows.slots[ready], writers)
+        return Adopted(pick(rows.records, ready), rows.slots[ready], writers)
 
     def _unclaim(self, chunk_index: int, damaged: SlotArray) -> None:
         self._heal(damaged)
@@ -268,7 +273,7 @@ class _Rows(NamedTuple):
         return _Rows(
             self.stride,
             self.slots[within],
-            self.records[within],
+            pick(self.records, within),
             self.written[within],
             self.bad[within],
             self.taken[within],

@@ -8,6 +8,7 @@ Pure functions; any thread.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
@@ -65,6 +66,8 @@ RECORD_DTYPE: Final = np.dtype(
     }
 )  # fmt: skip
 """One record as a numpy row; the same bytes as `Record.encode`."""
+
+_ROW: Final = np.dtype(f"V{RECORD_BYTES}")  # a record moved whole, not field by field
 
 _SEAL_DTYPE: Final = np.dtype([("own", "<u8"), ("hashed", f"V{RECORD_BYTES - _HASHED_FROM}")])
 
@@ -189,6 +192,18 @@ def seal(batch: Batch) -> None:
     bodies: list[bytes] = batch.view(_SEAL_DTYPE)["hashed"].tolist()
     hashes = map(xxhash.xxh3_64_intdigest, bodies)
     batch["own_checksum"] = np.fromiter(hashes, dtype=np.uint64, count=len(bodies))
+
+
+def pick(batch: Batch, which: npt.NDArray[np.bool_]) -> Batch:
+    """Some records of a batch, whole; the batch itself where that is all of them."""
+    return batch if which.all() else batch.view(_ROW)[which].view(RECORD_DTYPE)
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """Batches one after another, records whole; one alone is not copied."""
+    if len(batches) == 1:
+        return batches[0]
+    return np.concatenate([batch.view(_ROW) for batch in batches]).view(RECORD_DTYPE)
 
 
 def intact(batch: Batch) -> npt.NDArray[np.bool_]:

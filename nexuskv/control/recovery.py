@@ -10,7 +10,7 @@ import gc
 import logging
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,8 +28,10 @@ from nexuskv.index.radix import RadixIndex
 from nexuskv.key import split_keys
 from nexuskv.protocol import ParentState
 from nexuskv.tiers.host import SlotArray
-from nexuskv.tiers.record import NAMESPACE_ID_BYTES, Batch
+from nexuskv.tiers.record import NAMESPACE_ID_BYTES, Batch, pick
 from nexuskv.types import FAR_PLACES
+
+_STEP_RECORDS: Final = 2048
 
 _LOG = logging.getLogger("nexuskv.control")
 
@@ -197,18 +199,22 @@ class Recovery:
             found = source.read()
             if found is None:
                 self._paused = True
-            elif len(found.records):
-                self._sort(source, found)
+                yield
+                continue
+            # A tier may find much at once, where only the last record makes sense of the others.
+            for start in range(0, len(found.records), _STEP_RECORDS):
+                part = slice(start, start + _STEP_RECORDS)
+                self._sort(source, Found(found.records[part], found.places[part]))
+                yield
             yield
 
     def _follow(self, joiner: Joiner, steps: Iterator[None]) -> Iterator[None]:
         """Go on with a joiner until its namespace is cleared."""
-        for _ in steps:
+        while joiner.namespace.tree.epoch == joiner.epoch:
+            if next(steps, steps) is steps:
+                return
             yield
-            if joiner.namespace.tree.epoch != joiner.epoch:
-                break
-        if joiner.namespace.tree.epoch != joiner.epoch:
-            self._refuse(joiner.drop())
+        self._refuse(joiner.drop())
 
     # --- what becomes of a record
 
@@ -218,7 +224,7 @@ class Recovery:
         names = [ids[0]] if (ids == ids[0]).all() else np.unique(ids).tolist()
         for name in names:
             of_this = ids == name
-            records, places = found.records[of_this], found.places[of_this]
+            records, places = pick(found.records, of_this), found.places[of_this]
             joiner = self._joiner(bytes(name).ljust(NAMESPACE_ID_BYTES, b"\0"))
             good = np.zeros(len(records), dtype=np.bool_)
             if joiner is not None:
@@ -227,7 +233,7 @@ class Recovery:
                 good &= joiner.epoch == namespace.tree.epoch
                 good &= records["key_bytes"] == namespace.key_bytes
                 good &= records["size_bytes"] == namespace.page_bytes
-                joiner.add(records[good], places[good])
+                joiner.add(pick(records, good), places[good])
             if not good.all():
                 self._counters.add("recovery_dropped_pages", int((~good).sum()))
                 source.refuse(places[~good])

@@ -202,7 +202,7 @@ def test_of_a_record_with_any_byte_flipped_the_page_is_missing(open_tier: OpenTi
     for at in range(RECORD_BYTES):
         raw = bytearray(raw_of(path, slots[at]))
         raw[at] ^= 1 << at % 8
-        rewrite(path, slots[at], raw)
+        rewrite(path, slots[at], bytes(raw))
     second = open_tier(capacity_bytes=40 * CHUNK_BYTES)
     pages, writers = adopt_all(second)
     assert sorted(pages) == stored_keys(RECORD_BYTES + 100)[RECORD_BYTES:]
