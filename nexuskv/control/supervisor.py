@@ -77,8 +77,8 @@ class Supervisor:
             clock: for deadlines and backoff.
             counters: `worker_starts`, `worker_lost`.
             on_start: told the pid of each new worker.
-            on_failed_start: told why the very first worker ended before it was ready; no other is
-                started then.
+            on_failed_start: told why the very first worker ended before it was ready, and no other
+                is started; or why the ssd folder is not for us.
         """
         self._start_worker = start_worker
         self._settings = settings
@@ -272,7 +272,7 @@ class Supervisor:
         """Plan a successor, ever later while none lives long."""
         now_s = self._clock.now()
         if not self._served:
-            self._on_failed_start(reason)
+            self._on_failed_start(f"no worker can be started: {reason}")
             return
         lived_s = 0.0 if self._ready_s is None else now_s - self._ready_s
         self._ready_s = None
@@ -342,6 +342,9 @@ class Supervisor:
     def _hear(self, news: WorkerReady | SsdFailed) -> None:
         self._results.append(news)
         if isinstance(news, WorkerReady):
+            if news.ssd_refused and not self._served:
+                # What the configuration names is another's. Later, only the ssd would be lost.
+                self._on_failed_start(news.ssd_error or "")
             self._ready_s = self._heard_s
             self._served = True
 

@@ -61,9 +61,7 @@ class Unanswered:
     @property
     def due_s(self) -> float | None:
         """When the first deadline passes; None without questions."""
-        for pending in self._pending.values():
-            return pending.due_s
-        return None
+        return next((pending.due_s for pending in self._pending.values()), None)
 
     @property
     def oldest(self) -> str:
@@ -80,7 +78,6 @@ class Unanswered:
         self._pending[sequence] = _Pending(
             question, now_s + self._timeout_s, bytearray(b"\1" * pages)
         )
-        return sequence
 
     def settle(self, sequence: int, answer: Record, now_s: float) -> Answer | None:
         """Take an answer; None when nobody waits for it (a pong).
@@ -131,7 +128,7 @@ def _settle_pages(open_pages: bytearray, answer: CopiedIn) -> bool:
     """Mark pages as answered; whether all are now."""
     pages = slice(answer.first_index, answer.first_index + len(answer.statuses))
     nothing = not answer.statuses and len(open_pages)
-    if nothing or open_pages[pages] != b"\1" * len(answer.statuses):
+    if nothing or bytes(open_pages[pages]) != b"\1" * len(answer.statuses):
         raise ProtocolError("CopiedIn answers pages that are answered, or none")
     open_pages[pages] = bytes(len(answer.statuses))
     return 1 not in open_pages

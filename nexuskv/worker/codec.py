@@ -166,8 +166,12 @@ def decode(payload: bytes) -> tuple[int, Record]:
     try:
         sequence, number, *values = msgpack.unpackb(payload, raw=False)
         record = _TABLE[number]
-        make: Callable[..., Record] = record
         found = [read(value) for read, value in zip(_READERS[record], values, strict=True)]
-        return _reads_int(sequence), make(*found)
+        return _reads_int(sequence), _make(record, found)
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as exc:
         raise ProtocolError(f"a message of {len(payload)} bytes is malformed: {exc}") from exc
+
+
+def _make(make: Callable[..., Record], values: list[object]) -> Record:
+    """The record of these values, each of its field's type."""
+    return make(*values)

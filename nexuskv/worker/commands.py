@@ -243,13 +243,17 @@ class RowsLoaded:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker has begun; its first word about the ssd. `ssd_error`: that tier is not served."""
+    """A worker has begun; its first word about the ssd.
+
+    `ssd_error`: that tier is not served. `ssd_refused`: because its folder is not for us.
+    """
 
     pid: int
     native: str  # which copying code is in use
     ssd_error: str | None
     files: tuple[FileRow, ...]
     namespaces: tuple[NamespaceRow, ...]
+    ssd_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from nexuskv.errors import NexusError
+from nexuskv.errors import ConfigError, NexusError
 from nexuskv.types import PageStatus
 from nexuskv.worker.answers import Answers, Reply
 from nexuskv.worker.commands import (
@@ -134,7 +134,11 @@ class Engine:
     # --- ssd
 
     def _begin_ssd(self, open_ssd: "Callable[[], Ssd]") -> None:
-        ssd = open_ssd()
+        try:
+            ssd = open_ssd()
+        except ConfigError as exc:
+            self._say_ready(str(exc), refused=True)
+            return
         self._ssd = ssd
         self._copying = Copying(
             ssd=ssd,
@@ -147,14 +151,14 @@ class Engine:
         )
         self._say_ready(None)
 
-    def _say_ready(self, ssd_error: str | None) -> None:
+    def _say_ready(self, ssd_error: str | None, *, refused: bool = False) -> None:
         if ssd_error is not None:
             _LOG.error("there is no ssd: %s", ssd_error)
         ssd = None if ssd_error is not None else self._ssd
         files = () if ssd is None else ssd.files()
         namespaces = () if ssd is None else ssd.namespaces()
         self._answers.tell(
-            WorkerReady(os.getpid(), self._memory.native, ssd_error, files, namespaces)
+            WorkerReady(os.getpid(), self._memory.native, ssd_error, files, namespaces, refused)
         )
 
     def _take_ssd(self, sequence: int, command: Command) -> None:

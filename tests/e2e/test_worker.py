@@ -1,5 +1,6 @@
 """The daemon's worker process: killed, stopped, left behind. Only its own work is lost."""
 
+import functools
 import os
 import re
 import select
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nexuskv.client.store import Store
+from nexuskv.errors import DaemonUnreachable
 from nexuskv.tools.daemon_process import DaemonProcess
 from tests.e2e.cache import (
     chain,
@@ -37,6 +39,10 @@ def worker_of(store: Store) -> int:
     return gauges(store)["worker_pid"]
 
 
+def _other_worker(store: Store, pid: int) -> bool:
+    return gauges(store)["worker_pid"] != pid
+
+
 def wait_gone(pid: int) -> None:
     """Wait until a process that is not ours is gone."""
     try:
@@ -54,10 +60,10 @@ def test_a_killed_worker_is_replaced_and_pages_stay(start_daemon: StartDaemon) -
     with open_store(daemon.url) as store:
         space, keys = open_space(store), chain("kept", 16)
         assert all(put(space, keys))
-        for number in range(1, 4):
+        for _ in range(3):
             pid = worker_of(store)
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda n=number: counters(store)["worker_lost"] == n, "it is noticed")
+            eventually(functools.partial(_other_worker, store, pid), "it is noticed")
             assert count_good(space, keys) == 16
             assert worker_of(store) != pid
         assert counters(store)["worker_starts"] == 4
@@ -135,3 +141,34 @@ def test_a_daemon_whose_worker_cannot_start_says_so_and_ends(tmp_path: Path) -> 
     assert done.returncode == 1
     assert re.search(r"no worker can be started.*/nowhere/python", done.stderr)
     assert not (tmp_path / "s").exists(), "nothing stays behind"
+
+
+def refusal(start_daemon: StartDaemon, **flags: object) -> str:
+    """What a daemon says that ends for its ssd folder, before or soon after it has memory."""
+    try:
+        daemon = start_daemon(**flags)
+    except DaemonUnreachable as exc:
+        return str(exc)
+    assert daemon.wait() == 2
+    return daemon.log()
+
+
+def test_an_ssd_folder_of_something_else_is_refused_at_start(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "precious").write_text("not ours")
+    said = refusal(start_daemon, ssd_dir=tmp_path, ssd_capacity="64MiB", ssd_file_bytes="16MiB")
+    assert re.search(rf"{tmp_path}.*precious", said)
+    assert "Traceback" not in said
+    assert (tmp_path / "precious").read_text() == "not ours"
+
+
+def test_two_daemons_on_one_ssd_folder(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    flags = {"ssd_dir": tmp_path / "ssd", "ssd_capacity": "64MiB", "ssd_file_bytes": "16MiB"}
+    first = start_daemon(**flags)
+    with open_store(first.url) as store:
+        eventually(lambda: store.stats()["ssd"] == "ready", "the first has it")
+        assert re.search(r"in use by process \d+", refusal(start_daemon, **flags))
+        space, keys = open_space(store), chain("first", 4)
+        assert all(put(space, keys))
+        assert store.stats()["ssd"] == "ready"

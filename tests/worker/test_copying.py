@@ -76,22 +76,33 @@ class Worker:
 
     def __init__(self, tier: HostTier, settings: WorkerSettings) -> None:
         self.tier = tier
+        self.settings = settings
         self.disk = GatedDisk()
         self.memory = HostMemory.open(settings)
         self.replies = Replies()
         self.engine = Engine(
             memory=self.memory,
             reply=self.replies,
-            open_ssd=lambda: Ssd.open(settings, disk=self.disk),
+            open_ssd=self._open,
             ssd_threads=settings.ssd_threads,
             ssd_errors_max=settings.ssd_errors_max,
         )
         self._sequence = 0
+        self._opened: list[Ssd] = []
         self.engine.start()
         ready = self.replies.wait(1)[0][1]
         assert isinstance(ready, WorkerReady)
         self.ready = ready
         self.folder = Path(settings.ssd_dir)
+
+    def _open(self) -> Ssd:
+        self._opened.append(Ssd.open(self.settings, disk=self.disk))
+        return self.ssd
+
+    @property
+    def ssd(self) -> Ssd:
+        """What the engine works on, behind its back."""
+        return self._opened[-1]
 
     def begin(self, command: Command) -> int:
         self._sequence += 1
@@ -349,9 +360,7 @@ def test_no_row_is_there_before_its_bytes_are_durable(worker: Worker) -> None:
     worker.disk.entered.clear()
     sequence = worker.begin(CopyOut(4, (copy_out(0),)))
     assert worker.disk.entered.wait(WAIT_S)
-    catalogue = worker.engine._ssd.catalogue if worker.engine._ssd else None
-    assert catalogue is not None
-    assert catalogue.rows(b"", 10).places == b""
+    assert worker.ssd.catalogue.rows(b"", 10).places == b""
     assert [number for number, _ in worker.replies.wait(0)].count(sequence) == 0
     worker.disk.gate.set()
     assert worker.answers(sequence) == [CopiedOut(4, bytes((HIT,)))]
@@ -435,6 +444,7 @@ def test_a_folder_of_something_else_is_told_and_memory_is_served(
     try:
         assert worker.ready.ssd_error is not None
         assert str(tmp_path) in worker.ready.ssd_error
+        assert worker.ready.ssd_refused
         assert worker.ask(PopulateChunk(0)) == ChunkPopulated(0, None)
         assert worker.loaded([copy_in(0)]) == [UNAVAILABLE]
     finally:
@@ -444,10 +454,8 @@ def test_a_folder_of_something_else_is_told_and_memory_is_served(
 def test_rows_are_read_in_pieces(start: StartWorker) -> None:
     worker = start(ssd_file_bytes="32MiB", ssd_capacity="32MiB", ssd_slot_bytes_min="4KiB")
     assert worker.ask(MakeFile(0, 4096)) == FileMade(0, None)
-    ssd = worker.engine._ssd
-    assert ssd is not None
     small = replace(record_of(0), size_bytes=4000)
-    ssd.put_rows((0, at, replace(small, slot=at).encode()) for at in range(5000))
+    worker.ssd.put_rows((0, at, replace(small, slot=at).encode()) for at in range(5000))
     cursor, found, rounds = b"", 0, 0
     while rounds == 0 or cursor:
         answer = worker.ask(LoadRows(1, cursor))

@@ -55,10 +55,15 @@ class Memory:
     def slot(self, offset_bytes: int, size_bytes: int) -> memoryview:
         raise AssertionError("for an ssd alone")
 
-    def check_landed(self, *_: object) -> PageStatus:
+    def check_landed(
+        self, offset_bytes: int, size_bytes: int, checksum: int, namespace_id: bytes, key: bytes
+    ) -> PageStatus:
         raise AssertionError("for an ssd alone")
 
-    check_apart = check_landed
+    def check_apart(
+        self, data: memoryview, checksum: int, namespace_id: bytes, key: bytes
+    ) -> PageStatus:
+        raise AssertionError("for an ssd alone")
 
 
 @pytest.fixture
