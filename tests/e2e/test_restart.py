@@ -3,8 +3,8 @@
 import contextlib
 import os
 import random
+import select
 import signal
-import time
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -248,7 +248,7 @@ def test_kills_at_random_moments_of_puts_lose_nothing_that_was_committed(
                 assert all(put(spaces(store)[0], chain(f"sure {number}", 4)))
             stored[f"sure {number}"] = 4
             writer.go()
-            wait_s(choice.uniform(0.0, 0.05))
+            select.select([writer], [], [], choice.uniform(0.0, 0.05))  # when is the point
             keeper.kill()
             writer.outcome()
             writer.end()
@@ -297,11 +297,6 @@ def resident_bytes(daemon: DaemonProcess) -> int:
     """Memory that the segment's data takes."""
     files: list[Path] = list(daemon.segment_folder.glob("data-*"))
     return sum(path.stat().st_blocks * 512 for path in files)
-
-
-def wait_s(duration_s: float) -> None:
-    """Let a moment pass: when the kill comes is the point, and nothing is waited for."""
-    time.sleep(duration_s)
 
 
 def has_begun(store: Store, committed_before: int) -> bool:

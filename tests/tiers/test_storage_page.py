@@ -8,6 +8,7 @@ import xxhash
 
 from nexuskv.tiers.catalogue import NAMESPACE_PREFIX, ROW_BYTES, Catalogue, CatalogueRow, row_key
 from nexuskv.tiers.geometry import SUPERBLOCK_BYTES, SlabGeometry
+from nexuskv.tiers.namespace_table import NamespaceTable
 from nexuskv.tiers.record import RECORD_BYTES, RECORD_DTYPE, ParentState, Record, SlotState
 from nexuskv.tiers.rocks import Rocks
 from nexuskv.tiers.segment import ABSENT, HEADER_BYTES, SLOT_ALIGN_BYTES, TableHeader
@@ -207,3 +208,34 @@ def test_the_page_says_the_codes_numbers(said: str) -> None:
 def test_slab_file_lies_where_the_page_says() -> None:
     assert "DIR/slabs/XX/slab-NNNNNN" in PAGE
     assert path_of(Path("DIR"), 0x1AB) == Path(f"DIR/slabs/ab/slab-{0x1AB:06d}")
+
+
+def test_namespace_table_is_as_on_the_page(tmp_path: Path) -> None:
+    opened = NamespaceTable.open(tmp_path, rows_max=1)
+    opened.save(ID, b"its record", 7)
+    opened.close()
+    raw = (tmp_path / "namespaces").read_bytes()
+    row = raw[64 : 64 + 40 + 10]
+    check(
+        table("Namespaces header"),
+        raw[:64],
+        {
+            "magic": b"NEXUSKVN",
+            "format_version": 0,
+            "header_bytes": 64,
+            "rows_bytes": len(row),
+            "checksum": xxhash.xxh3_64_intdigest(raw[:24]),
+        },
+    )
+    check(
+        table("Namespace row"),
+        row,
+        {
+            "own_checksum": xxhash.xxh3_64_intdigest(row[8:]),
+            "epoch": 7,
+            "record_bytes": 10,
+            "namespace_id": ID,
+            "record": b"its record",
+        },
+    )
+    assert not any(raw[64 + len(row) :])
