@@ -121,6 +121,9 @@ class Config:
     ssd_retry_s: float = _set(
         1.0, "pause before rows of the ssd that could not be deleted are tried again", "s", 0.001
     )
+    ssd_namespaces_max: int = _set(
+        65536, "namespaces on record on the ssd; pages of more are not copied", "count", 1
+    )
     copy_queue_bytes: int = _set(
         256 * MIB, "pages waiting for or in a copy to the ssd; more are not copied", "size", 1
     )

@@ -92,6 +92,7 @@ class Copying:
         self._under_way: dict[int, Item] = {}  # by host slot
         self._groups = 0  # commands under way
         self.queued_bytes = 0  # of both
+        self._in_service = True
         self._is_stalled = False  # until the worker answers something
         self._watched: dict[int, list[Settled]] = {}  # by host slot
         self._published: dict[int, int] = {}  # host slot size → pages since `make_ahead`
@@ -100,7 +101,8 @@ class Copying:
 
     def committed(self, namespace: Namespace, keys: bytes, slots: SlotArray) -> None:
         """Pages were published."""
-        chosen = self._policy.committed(namespace.id, keys, slots)
+        pressed = 2 * self.queued_bytes >= self._config.copy_queue_bytes
+        chosen = self._policy.committed(namespace.id, keys, slots, pressed=pressed)
         if len(chosen):
             self._offer(namespace, keys, slots, chosen)
         size = namespace.slot_bytes
@@ -143,7 +145,7 @@ class Copying:
 
     def _add(self, namespace: Namespace, key: bytes, slot: int) -> None:
         size = self._copies.slot_bytes_of(namespace)
-        if not size or slot in self._under_way:
+        if not size or slot in self._under_way or not self._in_service:
             return
         queue = self._queues.setdefault(size, {})
         known = queue.get(slot)
@@ -197,6 +199,11 @@ class Copying:
                     break
         self._is_stalled = any(self._queues.values())
 
+    def end_service(self) -> None:
+        """The tier has left service: nothing is copied any more."""
+        self._in_service = False
+        self.drop_queue()
+
     def drop_queue(self) -> None:
         """Copy nothing of what waits."""
         for queue in self._queues.values():
@@ -205,7 +212,7 @@ class Copying:
                 self._forget(queue, item)
 
     def _send_group(self, size: int, queue: dict[int, Item]) -> bool:
-        """Send the next pages of a queue; False when none can be sent now."""
+        """Send the next pages of a queue, or give them up; False when they have to wait."""
         group = self._next_group(size, queue)
         if not group:
             return False
@@ -216,6 +223,7 @@ class Copying:
                 self._counters.add("copies_dropped", len(group))
                 for item in group:
                     self._forget(queue, item)
+                return True
             return False
         sent = group[: len(slots)]
         for item, slot in zip(sent, slots.tolist(), strict=True):
@@ -237,7 +245,8 @@ class Copying:
         for item in queue.values():
             if len(group) == count:
                 break
-            if not self._is_same(item) or self._copies.has(item.slot):
+            stays = self._epochs.has_room(item.namespace) and self._is_same(item)
+            if not stays or self._copies.has(item.slot):
                 stale.append(item)
             elif self._may_copy(item.namespace):
                 group.append(item)
@@ -316,7 +325,7 @@ class Copying:
                 done_sums.append(int(sums[at]))
             else:
                 self._undo(item, status)
-        if done and self._ready():
+        if done and self._in_service:
             ssd_slots = as_slots([item.ssd_slot for item in done])
             self._copies.tier.publish(ssd_slots, np.array(done_sums, dtype=np.uint64))
             for namespace, own in by_namespace(done).items():

@@ -17,18 +17,24 @@ Saved = Callable[[str | None], None]
 class Epochs:
     """What the catalogue says of namespaces."""
 
-    def __init__(self, *, asked: Asked) -> None:
+    def __init__(self, *, asked: Asked, namespaces_max: int) -> None:
         self._asked = asked
-        self._recorded: dict[bytes, int] = {}  # namespace id → epoch in its row, as far as known
+        self._namespaces_max = namespaces_max
+        # Namespace id → epoch in its row; the newest that may be there, and whether it is.
+        self._recorded: dict[bytes, tuple[int, bool]] = {}
         self._saving: dict[bytes, list[Saved]] = {}  # first rows on their way
 
     def found(self, namespace_id: bytes, epoch: int) -> None:
         """The catalogue has this row."""
-        self._recorded[namespace_id] = epoch
+        self._recorded[namespace_id] = (epoch, True)
 
     def epoch_of(self, namespace_id: bytes) -> int:
-        """The epoch on record; 0 without."""
-        return self._recorded.get(namespace_id, 0)
+        """The newest epoch that may be on record; 0 without a row."""
+        return self._recorded.get(namespace_id, (0, False))[0]
+
+    def has_room(self, namespace: Namespace) -> bool:
+        """Whether it has a row, or may get one."""
+        return namespace.id in self._recorded or len(self._recorded) < self._namespaces_max
 
     def has(self, namespace: Namespace) -> bool:
         """Whether the catalogue has, or may have, a row of this namespace, and so pages of it."""
@@ -36,7 +42,7 @@ class Epochs:
 
     def is_durable(self, namespace: Namespace) -> bool:
         """Whether the row says the present epoch, so that pages may be copied."""
-        return self._recorded.get(namespace.id) == namespace.tree.epoch
+        return self._recorded.get(namespace.id) == (namespace.tree.epoch, True)
 
     def is_saving(self, namespace: Namespace) -> bool:
         """Whether its first row, or that of a new epoch, is on its way."""
@@ -68,11 +74,8 @@ class Epochs:
 
         def answered(answer: TokenAnswer) -> None:
             assert isinstance(answer, NamespaceSaved)
-            if answer.error is None:
-                self._recorded[namespace.id] = epoch
-            else:
-                # Either epoch may be on disk: no page may be copied before it is written again.
-                self._recorded[namespace.id] = -1
+            # After a failure either epoch may be there: it is written again before any copy.
+            self._recorded[namespace.id] = (epoch, answer.error is None)
             saved(answer.error)
 
         record = namespace.record.encode()

@@ -110,7 +110,7 @@ class Loading:
                 continue
             if not self._loads.serves:
                 self._groups.unloadable(waiter)
-            elif self._turn(waiter):
+            elif self._has_room(waiter) and self._turn(waiter):
                 got_on = True
                 if waiter in self._wanting:
                     del self._wanting[waiter]
@@ -118,6 +118,12 @@ class Loading:
             elif not waiter.loading:
                 self._groups.flush(waiter)
         return got_on
+
+    def _has_room(self, waiter: Waiter) -> bool:
+        """Whether its window has room for one page more."""
+        size = next(iter(waiter.far))[0].slot_bytes
+        held = waiter.outstanding_bytes
+        return not held or held + size <= self._config.acquire_window_bytes
 
     def _turn(self, waiter: Waiter) -> bool:
         """Begin some loads of one acquire; whether any page got on."""

@@ -5,6 +5,7 @@ Each is on record in the segment's folder before its first page can be, and each
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nexuskv.errors import ConfigError, NexusError, OutOfSpace
@@ -73,6 +74,8 @@ class Namespaces:
         self._chunk_bytes = chunk_bytes
         self._namespaces_max = namespaces_max
         self.by_id: dict[bytes, Namespace] = {}
+        self.epoch_before: Callable[[bytes], int] = lambda _key: 0
+        """The epoch that a namespace had when it was forgotten, as the ssd knows it."""
         for key, (encoded, epoch) in list(table.rows.items()):
             self._restore(key, encoded, epoch)
 
@@ -94,8 +97,12 @@ class Namespaces:
             return known
         slot_bytes_of(record.page_bytes, chunk_bytes=self._chunk_bytes)
         self._make_room()
-        self._table.save(key, record.encode(), 0)
-        return self._add(key, record)
+        # It may have been known before, and forgotten while it held no pages.
+        epoch = self.epoch_before(key)
+        self._table.save(key, record.encode(), epoch)
+        namespace = self._add(key, record)
+        namespace.tree.epoch = epoch
+        return namespace
 
     def save_epoch(self, namespace: Namespace, epoch: int) -> None:
         """Put an epoch of a namespace on record: durable when this returns, not yet in force.

@@ -82,8 +82,16 @@ class Ssd:
             config=config, tier=self.tier, asked=asked, clock=clock, counters=counters
         )
         self.copies = Copies(tier=self.tier, drops=self.drops, host_slot_count=host.slot_count)
-        self.epochs = Epochs(asked=asked)
-        self.records = SsdRecords(copies=self.copies, asked=asked, host=host, namespaces=namespaces)
+        self.epochs = Epochs(asked=asked, namespaces_max=config.ssd_namespaces_max)
+        namespaces.epoch_before = self.epochs.epoch_of
+        self.records = SsdRecords(
+            config=config,
+            clock=clock,
+            copies=self.copies,
+            asked=asked,
+            host=host,
+            namespaces=namespaces,
+        )
         self.bandwidth = Bandwidth(clock)
         self._writer: Writer | None = None
         self._failure: str | None = None
@@ -280,7 +288,7 @@ class Ssd:
         self._failure = reason
         _LOG.error("the ssd tier leaves service: %s", reason)
         self.copies.end_service()
-        self.copying.drop_queue()
+        self.copying.end_service()
         for namespace in self._namespaces.by_id.values():
             namespace.copy_count = namespace.far_count
         self.records.give_up()
@@ -301,11 +309,12 @@ class Ssd:
                 told(None)
 
     def next_due(self) -> float | None:
-        """At once while far pages are swept out."""
-        return 0.0 if self._sweep is not None else None
+        """At once while far pages are swept out; else when rows are asked for again."""
+        return 0.0 if self._sweep is not None else self.records.retry_s
 
     def tick(self, now_s: float) -> None:
-        """Sweep on."""
+        """Sweep on, or read on."""
+        self.records.retry(now_s)
         if self._sweep is not None and next(self._sweep, self) is self:
             self._sweep = None
 

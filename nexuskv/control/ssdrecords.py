@@ -10,6 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from nexuskv.clock import Clock
+from nexuskv.config import Config
 from nexuskv.control.asked import Asked, TokenAnswer
 from nexuskv.control.copies import Copies, far_places
 from nexuskv.control.namespaces import Namespace, Namespaces
@@ -28,8 +30,17 @@ class SsdRecords:
     """A `RecoverySource` over the catalogue."""
 
     def __init__(
-        self, *, copies: Copies, asked: Asked, host: HostTier, namespaces: Namespaces
+        self,
+        *,
+        config: Config,
+        clock: Clock,
+        copies: Copies,
+        asked: Asked,
+        host: HostTier,
+        namespaces: Namespaces,
     ) -> None:
+        self._config = config
+        self._clock = clock
         self._copies = copies
         self._asked = asked
         self._host = host
@@ -41,6 +52,8 @@ class SsdRecords:
         self._entered: npt.NDArray[np.uint8] = lazy_zeros(copies.tier.slot_count, "u1")
         self._total = 0
         self.ended = False
+        self.retry_s: float | None = None
+        """When rows are asked for again after they could not be read."""
         self.rows_done = 0
         self.resume: Callable[[], None] = lambda: None
 
@@ -68,8 +81,15 @@ class SsdRecords:
 
     def pump(self) -> None:
         """The worker may take a command again."""
-        if self._is_open and not self._is_asked and self._batch is None and not self.ended:
+        idle = self._is_open and not self._is_asked and self.retry_s is None
+        if idle and self._batch is None and not self.ended:
             self.resume()
+
+    def retry(self, now_s: float) -> None:
+        """Ask again, if it is time."""
+        if self.retry_s is not None and self.retry_s <= now_s:
+            self.retry_s = None
+            self.pump()
 
     def read(self) -> Found | None:
         """The rows of the next batch, and ask for the one after it."""
@@ -135,7 +155,7 @@ class SsdRecords:
         return Found(records, far_places(slots))
 
     def _ask(self) -> None:
-        if self._is_asked or not self._is_open or self.ended:
+        if self._is_asked or not self._is_open or self.ended or self.retry_s is not None:
             return
         cursor = self._cursor
         self._is_asked = self._asked.ask(lambda token: LoadRows(token, cursor), self._loaded)
@@ -146,13 +166,14 @@ class SsdRecords:
         if self.ended:
             return
         if answer.error is not None:
-            # The next worker is asked again; an ssd that fails for good leaves service.
+            # An ssd that fails for good leaves service; a worker that was lost has a successor.
             _LOG.error("the ssd's catalogue cannot be read: %s", answer.error)
-            self._is_open = False
+            self.retry_s = self._clock.now() + self._config.ssd_retry_s
             return
         self._batch = answer
         self.resume()
 
     def _end(self) -> None:
         self.ended = True
+        self.retry_s = None
         self.resume()
