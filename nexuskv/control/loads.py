@@ -12,6 +12,7 @@ Control thread only.
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Final, Protocol
 
 from nexuskv.config import Config
@@ -53,6 +54,7 @@ class Load:
     generation: int  # of the ssd slot
     checksum: int
     slot: int  # in host memory
+    number: int  # they are numbered as they are asked for
 
 
 class Loads:
@@ -79,6 +81,8 @@ class Loads:
         self._counters = counters
         self._writer = writer
         self._under_way: dict[Page, Load] = {}
+        self._answered: list[tuple[Load, int]] = []  # with their statuses, not settled yet
+        self._numbers = count()
         self.inflight_bytes = 0
         self.listener: Listener | None = None
 
@@ -116,12 +120,12 @@ class Loads:
         """
         writer = self._writer()
         left = max(0, self._config.load_inflight_bytes - self.inflight_bytes)
-        count = min(len(wanted), left // namespace.slot_bytes, _COMMAND_PAGES_MAX)
-        if not count and not self._under_way:
-            count = 1  # a page larger than all that may be under way
-        if writer is None or not count or not wanted:
+        most = min(len(wanted), left // namespace.slot_bytes, _COMMAND_PAGES_MAX)
+        if not most and not self._under_way:
+            most = 1  # a page larger than all that may be under way
+        if writer is None or not most or not wanted:
             return 0
-        chosen = wanted[:count]
+        chosen = wanted[:most]
         # What is read must still be there when the room for it has been made.
         ssd_slots = [place - FAR_PLACES for _key, place in chosen]
         self._copies.drops.read(ssd_slots)
@@ -146,6 +150,7 @@ class Loads:
             tier.generation_of(ssd_slot),
             tier.checksum_of(ssd_slot),
             slot,
+            next(self._numbers),
         )
 
     def _send(self, namespace: Namespace, loads: list[Load]) -> bool:
@@ -182,33 +187,39 @@ class Loads:
     # --- answers
 
     def _came(self, loads: list[Load], statuses: bytes) -> None:
+        """Take note; `settle` does the rest, for all that came together at once."""
+        self._answered += zip(loads, statuses, strict=True)
+
+    def settle(self) -> None:
+        """Publish the pages that have come, and tell who wants them. Call it after answers."""
+        if not self._answered:
+            return
+        # The worker answers as reads complete: in the order asked, neighbours are published as one.
+        answered = sorted(self._answered, key=lambda each: each[0].number)
+        self._answered = []
         good: list[Load] = []
-        for load, status in zip(loads, statuses, strict=True):
+        bad: list[tuple[Load, int]] = []
+        hit_bytes = 0
+        for load, status in answered:
             del self._under_way[load.page]
             self.inflight_bytes -= load.page[0].slot_bytes
+            hit_bytes += load.page[0].page_bytes if status == PageStatus.HIT else 0
             if status == PageStatus.HIT and self._is_same(load):
                 good.append(load)
             else:
-                self._pages.tier.free(as_slots([load.slot]))
-        hits = sum(
-            load.page[0].page_bytes
-            for load, status in zip(loads, statuses, strict=True)
-            if status == PageStatus.HIT
-        )
-        self._bandwidth.arrived(hits, idle=not self._under_way)
+                bad.append((load, status))
+        self._bandwidth.arrived(hit_bytes, idle=not self._under_way)
+        self._pages.tier.free(as_slots([load.slot for load, _status in bad]))
         self._publish(good)
         # Only now: a copy that is still read is neither dropped for room nor written over.
-        self._copies.drops.read_ended(load.ssd_slot for load in loads)
-        arrived = set(map(id, good))
-        for load, status in zip(loads, statuses, strict=True):
-            if id(load) not in arrived:
-                self._failed(load, status)
+        self._copies.drops.read_ended(load.ssd_slot for load, _status in answered)
+        for load, status in bad:
+            self._failed(load, status)
         if self.listener is not None:
-            for load in loads:
-                if id(load) in arrived:
-                    self.listener.loaded(load.page, load.slot)
-                else:
-                    self.listener.not_loaded(load.page)
+            for load in good:
+                self.listener.loaded(load.page, load.slot)
+            for load, _status in bad:
+                self.listener.not_loaded(load.page)
 
     def _is_same(self, load: Load) -> bool:
         """Whether the page is still held by that very copy alone."""

@@ -275,6 +275,7 @@ class Ssd:
 
     def answered(self) -> None:
         """Answers of the worker have been handled: there may be room for more commands."""
+        self.loads.settle()
         self.room.pump()
         self.drops.pump()
         self.copying.resume()
