@@ -191,7 +191,7 @@ class Room:
         if bare and len(bare) == len(cold):
             freed = self._evict_bare({tree for tree, _key in bare}, count)
         if not freed:
-            freed = sum(self._lose(tree, key, alone=True) for tree, key in bare)
+            freed = self._lose_leaves(bare)
         if freed < count:
             freed += self._demote(copies, count - freed, group=group, trees=trees)
         if freed < count:
@@ -201,7 +201,7 @@ class Room:
                 group=group,
                 trees=trees,
             )
-            freed += sum(self._lose(tree, key, alone=False) for tree, key, _slot in cold)
+            freed += sum(self._lose(tree, [key]) for tree, key, _slot in cold)
         return freed
 
     def _evict_bare(self, trees: set[Tree], count: int) -> int:
@@ -228,14 +228,27 @@ class Room:
         )
         return self._pages.demoted(demoted)
 
-    def _lose(self, tree: Tree, key: bytes, *, alone: bool) -> int:
-        """Evict a page; with `alone` only if nothing hangs below it and it is not pinned."""
-        if alone:
-            if tree.is_pinned(key, self._clock.now()):
-                return 0
-            if self._index.descendant_count(tree, key, limit=1):
-                return 0
-        evicted = self._index.evict_subtrees(tree, [key], is_free=self._may_go) or []
+    def _lose_leaves(self, cold: list[tuple[Tree, bytes]]) -> int:
+        """Evict those of some cold pages, last of a chain first, that have nothing below them.
+
+        What hangs below a page may go with it if it is among them. Pinned pages stay.
+        """
+        now_s = self._clock.now()
+        leaves: dict[Tree, list[bytes]] = {}
+        below = 0  # pages of one chain, taken one after another from its end
+        for tree, key in cold:
+            names = leaves.setdefault(tree, [])
+            count = self._index.descendant_count(tree, key, limit=below + 1)
+            follows = count and names and count == below and tree.parent_of(names[-1]) == key
+            if (count and not follows) or tree.is_pinned(key, now_s):
+                continue
+            below = below + 1 if follows else 1
+            names.append(key)
+        return sum(self._lose(tree, names) for tree, names in leaves.items() if names)
+
+    def _lose(self, tree: Tree, names: list[bytes]) -> int:
+        """Evict pages with all that is below them, unless any of it is busy."""
+        evicted = self._index.evict_subtrees(tree, names, is_free=self._may_go) or []
         self._pages.evicted(evicted)
         return sum(sum(place < FAR_PLACES for place in each.slots) for each in evicted)
 
@@ -256,7 +269,11 @@ class Room:
         """Free a chunk of another size when its pages are colder than what else would go.
 
         With `any_age` the coldest chunk goes whatever its age: this size has nothing to evict.
+        While memory is still being populated none goes: after a restart a whole chunk of pages
+        would be lost for want of a moment's patience.
         """
+        if self._tier.chunk_to_populate() is not None:
+            return False
         own = self._coldest(slot_bytes)
         candidates = [
             candidate

@@ -313,7 +313,7 @@ class Waiting:
         """Lease and send some ready pages."""
         if waiter not in self._waiters:
             return  # The send to another waiter of this session has ended the session.
-        found = [each for page in pages for each in self._take_ready(waiter, page)]
+        found = self._take_ready(waiter, pages)
         kept = [waiter.kept.pop(page) for page in pages if page in waiter.kept]
         if state is AcquireState.COMPLETE:
             state = self._state_of(waiter)
@@ -329,19 +329,26 @@ class Waiting:
             body = (waiter.lease_id, int(state), 0, (), runs)
             waiter.peer.send(encode(Type.ACQUIRE + REPLY, waiter.frame_id, body))
 
-    def _take_ready(self, waiter: Waiter, page: Page) -> list[tuple[Place, int]]:
-        """A ready page's places and slot, counted as sent; none when it has left memory again."""
-        namespace, name = page
-        places = waiter.ready.pop(page)
-        waiter.ready_bytes -= namespace.slot_bytes
-        slot = namespace.tree.find(name)[0]
-        if slot >= FAR_PLACES:
-            self._lost(waiter, page, places, slot)
-            return []
-        if slot not in waiter.sent:
-            waiter.sent[slot] = namespace.slot_bytes
-            waiter.window_bytes += namespace.slot_bytes
-        return [(place, slot) for place in places]
+    def _take_ready(self, waiter: Waiter, pages: list[Page]) -> list[tuple[Place, int]]:
+        """The places and slots of ready pages, counted as sent, without those that have gone."""
+        found: list[tuple[Place, int]] = []
+        places = {page: waiter.ready.pop(page) for page in pages}
+        # A chain is looked up, and so touched, as one: page by page it would be cut to pieces.
+        ordered = sorted(pages, key=lambda page: places[page][0])
+        for namespace in {page[0]: None for page in ordered}:
+            names = [name for of, name in ordered if of is namespace]
+            slots = namespace.tree.find(b"".join(names))
+            waiter.ready_bytes -= namespace.slot_bytes * len(names)
+            for name, slot in zip(names, slots, strict=True):
+                page = (namespace, name)
+                if slot >= FAR_PLACES:
+                    self._lost(waiter, page, places[page], slot)
+                    continue
+                found += [(place, slot) for place in places[page]]
+                if slot not in waiter.sent:
+                    waiter.sent[slot] = namespace.slot_bytes
+                    waiter.window_bytes += namespace.slot_bytes
+        return found
 
     def _state_of(self, waiter: Waiter) -> AcquireState:
         """How an acquire stands when all that was ready is sent."""
