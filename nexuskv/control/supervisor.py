@@ -77,8 +77,9 @@ class Supervisor:
             clock: for deadlines and backoff.
             counters: `worker_starts`, `worker_lost`.
             on_start: told the pid of each new worker.
-            on_failed_start: told why the very first worker ended before it was ready, and no other
-                is started; or why the ssd folder is not for us.
+            on_failed_start: told why the very first worker ended by itself before it was ready, and
+                no other is started; or why the ssd folder is not for us. One that a signal ended
+                says nothing about the next.
         """
         self._start_worker = start_worker
         self._settings = settings
@@ -177,7 +178,7 @@ class Supervisor:
         try:
             worker = self._start_worker()
         except OSError as exc:
-            self._fail_start(f"a worker process cannot be made: {exc}")
+            self._fail_start(f"a worker process cannot be made: {exc}", by_itself=True)
             return
         self._counters.add("worker_starts")
         self._worker = worker
@@ -266,12 +267,12 @@ class Supervisor:
         self._results.append(WorkerLost(reason))
         self._results += self._unanswered.fail_all(f"the worker was lost: {reason}")
         os.eventfd_write(self._wake_fd, 1)
-        self._fail_start(reason)
+        self._fail_start(reason, by_itself=status >= 0)
 
-    def _fail_start(self, reason: str) -> None:
+    def _fail_start(self, reason: str, *, by_itself: bool) -> None:
         """Plan a successor, ever later while none lives long."""
         now_s = self._clock.now()
-        if not self._served:
+        if by_itself and not self._served:
             self._on_failed_start(f"no worker can be started: {reason}")
             return
         lived_s = 0.0 if self._ready_s is None else now_s - self._ready_s

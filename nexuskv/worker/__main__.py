@@ -40,16 +40,19 @@ class Link:
         self._sending = threading.Lock()
 
     def receive(self) -> tuple[int, Record] | None:
-        """The next message; None when control has closed its end.
+        """The next message; None when control has closed its end or was killed.
 
         Raises:
             ProtocolError: it is malformed.
         """
-        head = self._frames.read(LENGTH.size)
-        if len(head) < LENGTH.size:
+        try:
+            head = self._frames.read(LENGTH.size)
+            if len(head) < LENGTH.size:
+                return None
+            (length,) = LENGTH.unpack(head)
+            payload = self._frames.read(length)
+        except ConnectionResetError:  # control ended with answers unread
             return None
-        (length,) = LENGTH.unpack(head)
-        payload = self._frames.read(length)
         return decode(payload) if len(payload) == length else None
 
     def send(self, sequence: int, record: Record) -> None:

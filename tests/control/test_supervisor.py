@@ -274,6 +274,14 @@ def test_a_first_worker_that_cannot_start_is_told_and_not_tried_again(
         assert not watched.supervisor.submit(PopulateChunk(1))
 
 
+def test_a_first_worker_that_is_killed_has_a_successor(folder: Path) -> None:
+    with Watched(folder) as watched:
+        os.kill(watched.pid, signal.SIGKILL)
+        watched.until_ready(1)
+        assert len(watched.started) == 2
+        assert watched.failed_starts == []
+
+
 def test_a_bound_on_commands_refuses(folder: Path) -> None:
     with Watched(folder, queue_max=3) as watched:
         watched.until_ready()
