@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nexuskv.errors import OutOfSpace
-from nexuskv.tiers.chunks import ChunkLedger, SlotArray
+from nexuskv.tiers.chunks import ChunkLedger, ChunkStage, SlotArray
 from nexuskv.tiers.folder import TABLE_PREFIX, FolderLock, segment_files
 from nexuskv.tiers.mapped import processes_mapping
 from nexuskv.tiers.owner import Process
@@ -85,6 +85,7 @@ class Adoption:
         # Quarantined until the processes in `mapped_by` have ended:
         self._damaged: list[SlotArray] = []
         self._sizeless: dict[int, SlotArray] = {}  # chunks, with their damaged slots
+        self._with_memory: set[int] = set()  # as the run before noted
         self.rows_done = 0
         self.rows_total = 0
         self.mapped_by: list[Process] = []
@@ -93,6 +94,9 @@ class Adoption:
             self.mapped_by = processes_mapping(segment.data_path)
             segment.forget_surplus_pages()
             self._claim(segment.rows_on_record())
+            self._with_memory = set(segment.chunks_with_memory())
+            for chunk_index in sorted(self._with_memory - self._parts.keys()):
+                ledger.settle(chunk_index, ChunkStage.SPARE)
             if not self.mapped_by:
                 self._give_back_surplus()
 
@@ -202,8 +206,8 @@ class Adoption:
         slot_bytes = self._slot_bytes(rows.records["size_bytes"][rows.taken])
         if not rows.written.any():
             # The filesystem keeps data in larger units than a chunk's records: it had no slots,
-            # so nothing says that it has memory.
-            self._ledger.disclaim(chunk_index)
+            # and nobody was told of it.
+            self._ledger.disclaim(chunk_index, has_memory=chunk_index in self._with_memory)
         elif slot_bytes:
             count = self._ledger.slots_in_chunk(slot_bytes)
             return self._carve(chunk_index, slot_bytes, rows.first(count))

@@ -135,12 +135,14 @@ class ChunkLedger:
         self._stages[chunk_index] = ChunkStage.SPARE
         self._spare[chunk_index] = None
 
-    def disclaim(self, chunk_index: int) -> None:
-        """A claimed chunk turned out never to have been carved: it may have no memory."""
+    def disclaim(self, chunk_index: int, *, has_memory: bool) -> None:
+        """A claimed chunk turned out never to have been carved: it is spare, or empty."""
         assert self._stages[chunk_index] == ChunkStage.CLAIMED, f"chunk {chunk_index} is settled"
         self._stages[chunk_index] = ChunkStage.EMPTY
         self._ever_carved[chunk_index] = 0
         self._next_empty = min(self._next_empty, chunk_index)
+        if has_memory:
+            self.settle(chunk_index, ChunkStage.SPARE)
 
     def _enter(self, chunk_index: int, slot_bytes: int) -> None:
         """A chunk whose slots are counted becomes a carved one."""

@@ -188,6 +188,7 @@ class HostTier:
     def chunk_populated(self, chunk_index: int) -> None:
         """The chunk has its memory: it becomes spare."""
         self._ledger.settle(chunk_index, ChunkStage.SPARE)
+        self._segment.note_memory(chunk_index, has=True)
 
     def chunk_failed(self, chunk_index: int) -> None:
         """The chunk cannot get memory: it is given up and capacity shrinks."""

@@ -43,6 +43,11 @@ HOST_SEGMENT_ID: Final = 0
 ABSENT: Final = 0xFFFF_FFFF
 """The slot id that stands for no slot."""
 
+MEMORY_OFFSET: Final = 1024
+"""Where the table file notes which chunks have memory, one bit each, up to the first record."""
+
+_CHUNKS_NOTED: Final = 8 * (HEADER_BYTES - MEMORY_OFFSET)
+
 _HEADER: Final = struct.Struct("<8sIIIIIIQQQ8s16s")
 
 
@@ -217,11 +222,14 @@ class Segment:
             os.close(fd)
 
     def give_back(self, offset_bytes: int, length_bytes: int) -> None:
-        """Return a populated region, which no descriptor may ever have named, to the filesystem.
+        """Return populated chunks, which no descriptor may ever have named, to the filesystem.
 
         Raises:
             OutOfSpace: the filesystem cannot do that.
         """
+        first, count = offset_bytes // self.header.chunk_bytes, length_bytes
+        for chunk_index in range(first, first + count // self.header.chunk_bytes):
+            self.note_memory(chunk_index, has=False)
         give_back(self._data_fd, offset_bytes, length_bytes)
 
     def rows_on_record(self) -> list[tuple[int, int]]:
@@ -260,6 +268,9 @@ class Segment:
         Raises:
             OutOfSpace: the filesystem cannot do that.
         """
+        count = self.header.capacity_bytes // self.header.chunk_bytes
+        for chunk_index in range(count, _CHUNKS_NOTED):
+            self.note_memory(chunk_index, has=False)
         for fd, start, end in self._surplus():
             give_back(fd, start, end - start)
 
@@ -273,6 +284,24 @@ class Segment:
             # Reserved but untouched memory does not count as data, so the blocks must tell.
             if found.st_size > start and found.st_blocks:
                 yield fd, start, found.st_size
+
+    def note_memory(self, chunk_index: int, *, has: bool) -> None:
+        """Note for a later run whether a chunk has memory: the filesystem would not tell.
+
+        Memory that nobody has touched looks like a hole to whoever asks for data.
+        """
+        if chunk_index < _CHUNKS_NOTED:
+            at, bit = MEMORY_OFFSET + chunk_index // 8, 1 << chunk_index % 8
+            self._map[at] = self._map[at] | bit if has else self._map[at] & ~bit
+
+    def chunks_with_memory(self) -> list[int]:
+        """Chunks within the capacity that an earlier run noted; none where that cannot be true."""
+        bits = np.frombuffer(self._map[MEMORY_OFFSET:HEADER_BYTES], dtype=np.uint8)
+        noted: list[int] = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
+        if os.fstat(self._data_fd).st_blocks * 512 < len(noted) * self.header.chunk_bytes:
+            return []
+        count = self.header.capacity_bytes // self.header.chunk_bytes
+        return [chunk_index for chunk_index in noted if chunk_index < count]
 
     def close(self, *, unlink: bool) -> None:
         """Unmap and close, and with `unlink` remove both files. Idempotent."""

@@ -284,7 +284,7 @@ class Control:
         self._supply = Supply(
             tier=self._tier, worker=self._worker, counters=self.counters, on_first=on_ready
         )
-        if self._tier.adoption.pending:
+        if self._tier.populated_bytes:
             self._supply.ready()  # An earlier run's memory is there, with pages to be served.
         self._supply.next()
 

@@ -11,9 +11,10 @@ import pytest
 
 from nexuskv.tiers.host import HostTier, SlotArray
 from nexuskv.tiers.owner import Process
+from nexuskv.tiers.populate import give_back
 from nexuskv.tiers.record import RECORD_BYTES, SlotState
 from nexuskv.tiers.segment import HEADER_BYTES, TableHeader, open_segment
-from tests.tiers.conftest import CHUNK_BYTES, OpenTier
+from tests.tiers.conftest import CHUNK_BYTES, OpenTier, populate
 
 PAGE = 4096
 NAMESPACE = bytes(range(16))
@@ -127,6 +128,26 @@ def test_records_say_namespace_epoch_parent_and_checksum(
     assert (found["parent"][1:, :32] == found["key"][:-1, :32]).all()
 
 
+def test_memory_without_pages_is_there_at_once(open_tier: OpenTier, first: HostTier) -> None:
+    populate(first, 3)
+    first.close(unlink=False)
+    second = open_tier()
+    assert (second.spare_chunks, second.chunk_to_populate()) == (3, 4)
+    assert second.populated_bytes == 4 * CHUNK_BYTES
+
+
+def test_memory_that_was_given_back_is_not_taken_for_there(
+    open_tier: OpenTier, first: HostTier
+) -> None:
+    populate(first, 3)
+    row = first.segments()[0]
+    first.close(unlink=False)
+    with open(row.data_path, "r+b") as file:
+        give_back(file.fileno(), 2 * CHUNK_BYTES, CHUNK_BYTES)
+    second = open_tier()
+    assert (second.spare_chunks, second.chunk_to_populate()) == (0, 1)
+
+
 def test_no_slot_is_free_before_its_records_were_read(open_tier: OpenTier, first: HostTier) -> None:
     first.close(unlink=False)
     second = open_tier()
@@ -174,7 +195,7 @@ def test_unlinked_slots_are_free(open_tier: OpenTier, first: HostTier) -> None:
 
 
 def test_a_chunk_without_pages_is_spare(open_tier: OpenTier) -> None:
-    tier = open_tier(populated=8)
+    tier = open_tier(populated=1)
     tier.free(store(tier, 3))
     tier.close(unlink=False)
     second = open_tier()
@@ -271,7 +292,7 @@ def test_a_damaged_slot_waits_for_the_processes_that_map_the_segment(
 
 
 def test_a_chunk_of_damaged_records_alone_waits_as_a_whole(open_tier: OpenTier) -> None:
-    tier = open_tier(populated=8)
+    tier = open_tier(populated=1)
     slots = store(tier, 1, slot_bytes=CHUNK_BYTES)
     row = tier.segments()[0]
     tier.close(unlink=False)
