@@ -187,6 +187,8 @@ class Room:
         """
         cold = self._index.cold_near(count, wants=self._may_go, group=group, trees=trees)
         bare = [(tree, key) for tree, key, slot in cold if not copies.has(slot)]
+        if bare and self._demotes_first(copies, *bare[0], group=group, trees=trees):
+            cold, bare = [], []
         freed = 0
         if bare and len(bare) == len(cold):
             freed = self._evict_bare({tree for tree, _key in bare}, count)
@@ -203,6 +205,33 @@ class Room:
             )
             freed += sum(self._lose(tree, [key]) for tree, key, _slot in cold)
         return freed
+
+    def _demotes_first(
+        self,
+        copies: Copies,
+        tree: Tree,
+        key: bytes,
+        *,
+        group: int | None,
+        trees: list[Tree] | None,
+    ) -> bool:
+        """Whether a page with a copy is as cold as this one without.
+
+        So it is in a chain that grows, whose last pages have none yet: it was touched as a whole.
+        """
+        copied = self._index.cold_near(
+            1,
+            wants=lambda slot: self._may_go(slot) and copies.has(slot),
+            group=group,
+            trees=trees,
+        )
+        if not copied:
+            return False
+        ours, theirs = (
+            self._index.coldness(tree, key),
+            self._index.coldness(copied[0][0], copied[0][1]),
+        )
+        return ours is not None and theirs is not None and theirs <= ours
 
     def _evict_bare(self, trees: set[Tree], count: int) -> int:
         """Evict in bulk from trees without any far page: nothing far can be lost there."""

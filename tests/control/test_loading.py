@@ -5,7 +5,7 @@ import pytest
 from nexuskv.protocol import AcquireState, Type
 from nexuskv.tiers.record import SlotState
 from nexuskv.types import FAR_PLACES, PageStatus
-from nexuskv.worker.commands import CopyIn, DropCopies
+from nexuskv.worker.commands import CopyIn, CopyOut, DropCopies
 from tests.control.conftest import StartTiers
 from tests.control.raw import PAGE_BYTES, Group, RawLocal, chain, is_status
 from tests.control.two_tiers import TwoTiers, page_of
@@ -347,6 +347,20 @@ def test_demoted_pages_need_no_second_copy(two: TwoTiers) -> None:
     tiers = two.tiers_of(client)
     assert all(tiers[key] == {"ssd"} for key in keys)
     assert two.counter("copies_done") == copies + HOST_PAGES
+
+
+def test_a_chain_that_outgrows_memory_faster_than_it_is_copied_loses_nothing(
+    two: TwoTiers,
+) -> None:
+    client = two.local()
+    space, keys = client.open(), chain("a", HOST_PAGES + 16)
+    put_long(two, client, space, keys[:32])
+    two.fake.held.add(CopyOut)
+    for at in range(32, len(keys), 16):
+        two.put(client, space, keys[at : at + 16], parent=keys[at - 1])
+    assert client.match(space, keys) == len(keys)
+    two.run(lambda: two.fake.release())
+    two.settle()
 
 
 def test_cold_pages_without_a_copy_go_before_hot_ones_are_demoted(two: TwoTiers) -> None:
