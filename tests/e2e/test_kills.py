@@ -41,7 +41,7 @@ SIZES = {"small": 16 * KIB, "large": 64 * KIB}
 CHAINS = 12  # that each filler works on in a round
 # One chunk holds all pages of a size: while others are still populated after a start, pages that
 # find no memory would take that of older ones, and nothing could be said of what must be there.
-ROOMY = {"host_memory": "256MiB", "chunk_bytes": "64MiB"}
+ROOMY = {"host_memory": "256MiB", "chunk_bytes": "64MiB", "keep_pages": True}
 TIGHT = {"host_memory": "8MiB", "chunk_bytes": "2MiB", "keep_pages": True}
 SSD = {"ssd_capacity": "64MiB", "ssd_file_bytes": "8MiB"}
 FILES = ("data-", "table-", "namespaces", "lock")
