@@ -96,7 +96,9 @@ class Config:
     host_memory: int = _set(GIB, "memory for pages, rounded down to whole chunks", "size", MIB)
     chunk_bytes: int = _set(64 * MIB, "unit of memory given to one slot size", "size", MIB)
     huge_pages: bool = _set(False, "ask for transparent huge pages in segments")
-    namespace_bytes_max: int = _set(0, "cap on one namespace's bytes in host memory; 0: none", "size")
+    namespace_bytes_max: int = _set(
+        0, "cap on one namespace's bytes in host memory; 0: none", "size"
+    )
     quarantine_bytes: int = _set(
         256 * MIB, "slots whose writer may still write; reserve is refused above", "size"
     )
