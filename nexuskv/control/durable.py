@@ -128,6 +128,7 @@ class Durable:
     def _cleared(self, namespace: Namespace, error: str | None) -> None:
         """The new epoch is durable on the ssd, or it is not known to be."""
         waiting = self._clearing.pop(namespace)
+        count = 0
         if error is None:
             try:
                 count = self._clear(namespace)

@@ -65,7 +65,7 @@ def start_real(shm_dir: Path, tmp_path: Path) -> Iterator[StartReal]:
     def start(**settings: Any) -> RealTiers:
         folder = shm_dir / f"real {len(started)}"
         folder.mkdir()
-        rig = RealTiers(folder, **{"ssd_dir": str(tmp_path / "ssd"), **settings})
+        rig = RealTiers(folder, ssd_dir=str(tmp_path / "ssd"), **settings)
         started.append(rig)
         rig.until(lambda: rig.ssd.state != "starting")
         return rig
