@@ -5,7 +5,6 @@ Its ssd is a dict, host memory is the segment's real file. It runs on the contro
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -224,7 +223,8 @@ class FakeWorker:
                 return NamespaceSaved(token, None)
             case LoadRows(token, cursor):
                 return self._rows(token, cursor)
-        raise AssertionError(f"{command} is answered elsewhere")
+            case CopyIn():
+                raise AssertionError("answered page by page elsewhere")
 
     def _copy_out(self, command: CopyOut) -> Result:
         disk = self.disk
@@ -268,6 +268,3 @@ class FakeWorker:
         if page is not None:
             os.pwrite(self._data, page, row.offset_bytes)
         return self._hash(row)
-
-
-Change = Callable[[FakeWorker], None]
