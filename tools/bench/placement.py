@@ -26,7 +26,7 @@ QUEUE_PAGES: Final = 256
 """Pages that may wait for a copy where the ssd is slow: 256 MiB of 1 MiB pages."""
 
 SLOW_COPIES: Final = 8
-"""Copies that a slow ssd ends between two requests, which bring 17 to 19 new pages on average."""
+"""Copies that a slow ssd ends between two requests; these bring 11 to 16 new pages on average."""
 
 CASES: Final = ((1_000, 10_000, None), (5_000, 30_000, None), (5_000, 30_000, SLOW_COPIES))
 """Pages of host memory, pages of the ssd, copies between two requests."""
@@ -250,13 +250,20 @@ class TwoTiers:
         return len(demoted)
 
     def _make_ssd_room(self, count: int) -> None:
-        """Evict the coldest pages of both tiers until `count` slots of the ssd are free."""
+        """Give up the coldest copies until `count` slots of the ssd are free."""
         while (short := count - len(self._ssd_free)) > 0:
-            evicted = self._index.evict(
-                short, is_free=self._is_free, now=0.0, counts=self._has_copy
-            )
-            if not self._gone(evicted):
+            if not self._gone(self._index.evict(short, is_free=self._gives_ssd_room, now=0.0)):
+                self._detach(short)
                 return
+
+    def _gives_ssd_room(self, place: int) -> bool:
+        return self._is_free(place) and self._has_copy(place)
+
+    def _detach(self, count: int) -> None:
+        """Let pages in host memory give up their copies: no leaf has one."""
+        for _, _, place in self._index.cold_near(count, wants=self._has_copy):
+            self._ssd_free.append(self._copy_of[place])
+            self._copy_of[place] = ABSENT
 
     def _gone(self, evicted: Sequence[Evicted]) -> int:
         for each in evicted:
