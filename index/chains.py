@@ -67,10 +67,11 @@ class Chains:
         run.slots.extend(slots)
         self._count(run, len(slots))
 
-    def hang(self, run: Run, under: Run | None, origin: Parent) -> None:
+    def hang(self, run: Run, under: Run | None, origin: Parent, *, used: bool = True) -> None:
         """Enter a new run under another's last page, or under no held page.
 
-        `origin` says, when `under` is None, what the parent is: None for a root.
+        `origin` says, when `under` is None, what the parent is: None for a root. A run that was not
+        `used` stands just before the one above it, which then need not be touched.
         """
         if under is not None:
             run.order = under.order
@@ -80,7 +81,12 @@ class Chains:
         else:
             run.order = self.fragments.order
             self.fragments.record(run, origin)
-        run.order.add(run)
+        if used or under is None:
+            run.order.add(run)
+        else:
+            run.touch = under.touch
+            run.order.place_colder(run, under)
+            run.order.near.noticed(run)
         self._count(run, len(run.slots))
 
     def _count(self, run: Run, page_count: int) -> None:

@@ -208,14 +208,18 @@ class Tree:
 
     # --- changing
 
-    def insert(self, parent: Parent, blob: bytes, slots: Sequence[int]) -> list[int]:
-        """Publish pages in chain order; a use of their chain.
+    def insert(
+        self, parent: Parent, blob: bytes, slots: Sequence[int], *, used: bool = True
+    ) -> list[int]:
+        """Publish pages in chain order; a use of their chain unless `used` says otherwise.
 
         Args:
             parent: the page before the first: its key, held or not, None when the first begins a
                 prefix, or UNKNOWN. Pages of kind window and state have none; it is ignored.
             blob: joined keys.
             slots: one a key.
+            used: False for pages of an earlier run: new ones are placed just before the chain they
+                hang under, and that is not touched, however long it is.
 
         Returns:
             The slots of pages that were held already, or came twice: they stay the caller's.
@@ -229,7 +233,7 @@ class Tree:
         given = slots if isinstance(slots, array) else array("I", slots)
         self.chains.pages.make_room(blob, self.key_bytes)
         if self._chain_kind:
-            return self._insert_chain(parent, blob, given)
+            return self._insert_chain(parent, blob, given, used=used)
         return self._insert_leaves(blob, given)
 
     def _insert_leaves(self, blob: bytes, slots: "array[int]") -> list[int]:
@@ -250,7 +254,9 @@ class Tree:
             chains.touch(tails)
         return lost
 
-    def _insert_chain(self, parent: Parent, blob: bytes, slots: "array[int]") -> list[int]:
+    def _insert_chain(
+        self, parent: Parent, blob: bytes, slots: "array[int]", *, used: bool
+    ) -> list[int]:
         chains, key_bytes = self.chains, self.key_bytes
         lost: list[int] = []
         tails: list[Run] = []
@@ -260,7 +266,7 @@ class Tree:
             key = blob[index * key_bytes : (index + 1) * key_bytes]
             held = chains.pages.get(key)
             if held is None:
-                run, index = self._grow(run, end, parent, key, blob, slots, index)
+                run, index = self._grow(run, end, parent, key, blob, slots, index, used=used)
                 end = len(run.slots)
                 continue
             place = index_in(held, key)
@@ -273,7 +279,9 @@ class Tree:
             run, end, index = held, place + same, index + same
         if run is not None:
             tails.append(run)
-            chains.touch(tails)
+            # One that is no use must not be out of order all the same: see `Chains.hang`.
+            if used or run.parent is None:
+                chains.touch(tails)
         return lost
 
     def _anchor(self, parent: Parent) -> tuple[Run | None, int]:
@@ -295,6 +303,8 @@ class Tree:
         blob: bytes,
         slots: "array[int]",
         index: int,
+        *,
+        used: bool,
     ) -> tuple[Run, int]:
         """Add new pages from `index` on, at most to the end of one run.
 
@@ -334,7 +344,7 @@ class Tree:
         else:
             grown.blob = blob[first:at] if stop - index > 1 else key  # one object with the map's
             grown.slots = slots[index:stop]
-            chains.hang(grown, run, origin)
+            chains.hang(grown, run, origin, used=used)
         return grown, stop
 
     def move(

@@ -251,7 +251,7 @@ class Recovery:
     def _publish(
         self, namespace: Namespace, parent: Parent, keys: bytes, places: "array[int]"
     ) -> None:
-        losers = namespace.tree.insert(parent, keys, places)
+        losers = namespace.tree.insert(parent, keys, places, used=False)
         self._counters.add("recovered_pages", len(places) - len(losers))
         if self._far is not None:
             self._enter(self._far, namespace, places, losers)

@@ -148,10 +148,12 @@ class IndexAgainstAModel(RuleBasedStateMachine):
         self.now = 0.0
         self.busy: set[int] = set()
 
-    @rule(at=trees, parent=parents, keys=key_lists, far=far_positions)
-    def insert(self, at: int, parent: Parent, keys: list[bytes], far: set[int]) -> None:
+    @rule(at=trees, parent=parents, keys=key_lists, far=far_positions, used=st.booleans())
+    def insert(
+        self, at: int, parent: Parent, keys: list[bytes], far: set[int], used: bool
+    ) -> None:
         places = [self.new_far() if n in far else self.new_slot() for n in range(len(keys))]
-        lost = self.trees[at].insert(parent, b"".join(keys), places)
+        lost = self.trees[at].insert(parent, b"".join(keys), places, used=used)
         assert lost == self.models[at].insert(parent, keys, places)
 
     @rule(
@@ -160,12 +162,13 @@ class IndexAgainstAModel(RuleBasedStateMachine):
         count=st.integers(1, 8),
         unknown=st.booleans(),
         far=far_positions,
+        used=st.booleans(),
     )
     def insert_in_order(
-        self, at: int, start: int, count: int, unknown: bool, far: set[int]
+        self, at: int, start: int, count: int, unknown: bool, far: set[int], used: bool
     ) -> None:
         before: Parent = UNKNOWN if unknown else KEYS[start - 1] if start else None
-        self.insert(at, before, KEYS[start : start + count], far)
+        self.insert(at, before, KEYS[start : start + count], far, used)
 
     def new_slot(self) -> int:
         self.next_slot += 1
