@@ -113,7 +113,8 @@ class Adoption:
 
     def step(self, rows_max: int) -> Adopted:
         """Read up to `rows_max` records; the last ones of a chunk bring what all of it held."""
-        chunk_index = next(iter(self._parts))
+        # Chunks are carved from the last one down, so parents come before their children.
+        chunk_index = next(reversed(self._parts))
         parts = self._parts[chunk_index]
         first, end = parts.popleft()
         if end - first > rows_max:

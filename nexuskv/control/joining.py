@@ -1,9 +1,10 @@
 """From records in any order to chains in prefix order: what one namespace's tree is grown from.
 
-Each record names its page's parent. Records are first linked with their parents' records, by
-hashes of the keys, in numpy and a few thousand at a time; then chains are walked from pages whose
-parent is none or is in the index already. What cannot be reached so has lost its parent and becomes
-fragments, the topmost page of each first.
+Each record names its page's parent. Pages are mostly recorded as they were put, each behind its
+parent: such stretches are published at once when what they hang under is in the index. What is left
+is linked with the records of its parents, by hashes of the keys, in numpy and a few thousand at a
+time; then chains are walked from pages whose parent is none or is in the index by then. What cannot
+be reached so has lost its parent and becomes fragments, the topmost page of each first.
 
 Bounds: some 200 bytes a record, all gone at the end. Work comes as generators that yield between
 steps of a few ms; those that look at all links at once take some 30 ms a million records.
@@ -95,29 +96,68 @@ class Joiner:
         self._ready: list[tuple[Parent, int]] = []
 
     def add(self, records: Batch, places: SlotArray) -> None:
-        """Take records of this namespace and epoch, with keys of its length.
+        """Take records of this namespace and epoch, with keys of its length; publish what can be.
 
         Args:
             records: shape (n,).
             places: shape (n,), where each page rests.
         """
+        if not len(records):
+            return
         keys, parents = self._words_of(records["key"]), self._words_of(records["parent"])
-        self._batches.append(
-            _Rows(
-                keys,
-                parents,
-                (keys * self._factors).sum(axis=1, dtype=np.uint64),
-                (parents * self._factors).sum(axis=1, dtype=np.uint64),
-                records["parent_state"].copy(),
-                places.astype(np.uint32),
+        states = records["parent_state"]
+        if self.namespace.tree.kind is Kind.ATTENTION:
+            left = self._publish_stretches(keys, parents, states, places)
+        else:
+            self._publish(self.namespace, None, self._blob(keys), array("I", places.tobytes()))
+            return
+        if left.any():
+            keys, parents = keys[left], parents[left]
+            self._batches.append(
+                _Rows(
+                    keys,
+                    parents,
+                    (keys * self._factors).sum(axis=1, dtype=np.uint64),
+                    (parents * self._factors).sum(axis=1, dtype=np.uint64),
+                    states[left],
+                    places[left],
+                )
             )
+
+    def _publish_stretches(
+        self, keys: Words, parents: Words, states: npt.NDArray[np.uint8], places: SlotArray
+    ) -> npt.NDArray[np.bool_]:
+        """Publish the stretches that hang under something; which rows are left."""
+        count, width, slot_of = len(keys), self._width, self.namespace.tree.slot_of
+        left = np.zeros(count, dtype=np.bool_)
+        follows = np.zeros(count, dtype=np.bool_)
+        follows[1:] = (states[1:] == ParentState.KEY) & (parents[1:] == keys[:-1]).all(axis=1)
+        starts = np.flatnonzero(~follows)
+        above, where = self._blob(parents[starts]), array("I", places.tobytes())
+        blob = self._blob(keys)
+        ends = [*starts[1:].tolist(), count]
+        for at, (start, end) in enumerate(zip(starts.tolist(), ends, strict=True)):
+            parent: Parent = None
+            if states[start] != ParentState.ROOT:
+                parent = above[at * width : (at + 1) * width]
+                if states[start] != ParentState.KEY or slot_of(parent) is None:
+                    left[start:end] = True
+                    continue
+            chain = blob[start * width : end * width]
+            self._publish(self.namespace, parent, chain, where[start:end])
+        return left
+
+    def _blob(self, words: Words) -> bytes:
+        raw = (
+            np.ascontiguousarray(words)
+            .view(np.uint8)
+            .reshape(len(words), _WORD_BYTES * self._words)
         )
+        joined: bytes = raw[:, : self._width].tobytes()
+        return joined
 
     def attach(self) -> Iterator[None]:
         """Publish all that hangs below a prefix's first page or below a held page."""
-        if self.namespace.tree.kind is not Kind.ATTENTION:
-            yield from self._publish_leaves()
-            return
         yield from self._link()
         tree = self.namespace.tree
         heads = np.flatnonzero(self._links.parent < 0)
@@ -224,19 +264,8 @@ class Joiner:
             row = following[row]
         return chain
 
-    def _publish_leaves(self) -> Iterator[None]:
-        for rows in self._left():
-            self._rows = rows
-            for start in range(0, len(rows.tags), _STEP_PAGES):
-                some = list(range(start, min(start + _STEP_PAGES, len(rows.tags))))
-                self._publish(self.namespace, None, self._keys_of(some), self._places_of(some))
-                yield
-        self._rows = self._empty()
-
     def _keys_of(self, rows: list[int]) -> bytes:
-        raw = self._rows.keys[rows].view(np.uint8).reshape(len(rows), -1)
-        keys: bytes = raw[:, : self._width].tobytes()
-        return keys
+        return self._blob(self._rows.keys[rows])
 
     def _places_of(self, rows: list[int]) -> "array[int]":
         return array("I", self._rows.places[rows].tobytes())
