@@ -149,9 +149,7 @@ class IndexAgainstAModel(RuleBasedStateMachine):
         self.busy: set[int] = set()
 
     @rule(at=trees, parent=parents, keys=key_lists, far=far_positions, used=st.booleans())
-    def insert(
-        self, at: int, parent: Parent, keys: list[bytes], far: set[int], used: bool
-    ) -> None:
+    def insert(self, at: int, parent: Parent, keys: list[bytes], far: set[int], used: bool) -> None:
         places = [self.new_far() if n in far else self.new_slot() for n in range(len(keys))]
         lost = self.trees[at].insert(parent, b"".join(keys), places, used=used)
         assert lost == self.models[at].insert(parent, keys, places)
