@@ -207,7 +207,8 @@ def test_with_an_ssd_and_little_memory_no_kill_shows_a_wrong_or_removed_page(
 
 @pytest.mark.soak
 def test_a_hundred_kills_lose_nothing(start_daemon: StartDaemon) -> None:
-    _run(start_daemon(host_memory="2GiB", chunk_bytes="704MiB"), rounds=100, complete=True)
+    large = {**ROOMY, "host_memory": "2GiB", "chunk_bytes": "704MiB"}
+    _run(start_daemon(**large), rounds=100, complete=True)
 
 
 @pytest.mark.soak
