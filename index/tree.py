@@ -279,8 +279,9 @@ class Tree:
             run, end, index = held, place + same, index + same
         if run is not None:
             tails.append(run)
-            # One that is no use must not be out of order all the same: see `Chains.hang`.
-            if used or run.parent is None:
+            # What is no use stands in order all the same if all of it is new: see `Chains.hang`.
+            # Pages met on the way may have been grafted, and a graft counts as a use.
+            if used or lost or run.parent is None:
                 chains.touch(tails)
         return lost
 
